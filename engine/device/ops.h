@@ -1,0 +1,203 @@
+// Operations on device memory. Each family is a small complete interface; the host device has all
+// (host/host_device.h: OpSet), CUDA has LinearOps and ElementwiseOps so far.
+//
+// All tensors are row-major f32 unless a WeightHandle says otherwise; `stride` is the distance of
+// rows in elements. Pointers are device memory except where "host" is written. Comments give shapes:
+// T tokens, h hidden, r lora rank. "adds" = the output accumulates, "sets" = it is overwritten.
+// Public functions check shapes once (GALLEY_CHECK) and call the protected virtual do_ functions.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/core/dtype.h"
+#include "engine/device/device.h"
+
+namespace galley::device {
+
+struct Matrix {
+  float* data = nullptr;
+  int64_t rows = 0, cols = 0, stride = 0;
+};
+struct ConstMatrix {
+  const float* data = nullptr;
+  int64_t rows = 0, cols = 0, stride = 0;
+  ConstMatrix() = default;
+  ConstMatrix(const float* d, int64_t r, int64_t c, int64_t s) : data(d), rows(r), cols(c), stride(s) {}
+  ConstMatrix(const Matrix& m) : data(m.data), rows(m.rows), cols(m.cols), stride(m.stride) {}
+};
+
+enum class Write { kSet, kAdd };
+enum class WeightKind : uint8_t { kF32, kBf16 };  // int8 and 4-bit become further kinds
+
+/// A packed linear weight [out, in] inside an arena (form: core/device_traits.h).
+struct WeightHandle {
+  WeightKind kind = WeightKind::kF32;
+  const Buffer* arena = nullptr;
+  uint64_t offset_bytes = 0;
+  int64_t out = 0, in = 0;
+  const float* bias = nullptr;  // [out] or null
+};
+
+/// The low-rank part that a linear adds: y += (xa * scale) b^T.
+struct LowRank {
+  ConstMatrix xa;     // [T, r]
+  ConstMatrix b;      // [out, r] for forward; for backward_input pass a [r, in] as `a`
+  ConstMatrix a;      // [r, in]
+  float scale = 1.0f;
+};
+
+class LinearOps {
+ public:
+  virtual ~LinearOps() = default;
+  /// Packs host rows [row_begin, row_begin + num_rows) of a row-major [out, in] tensor of `source`
+  /// dtype (F32, BF16, F16) into the weight. kind kBf16 from F32/F16 rounds to nearest even.
+  void pack_weight(const WeightHandle& weight, DType source, const void* host_rows,
+                   int64_t row_begin, int64_t num_rows);
+  /// y [T, out] sets/adds x [T, in] W^T + bias (+ low rank: scale * xa b^T when given).
+  void forward(const ConstMatrix& x, const WeightHandle& weight, const LowRank* low_rank,
+               const Matrix& y, Write write);
+  /// dx [T, in] sets/adds dy [T, out] W (+ xa a when given; scale is NOT applied here, xa is then
+  /// the gradient of the low-rank activation).
+  void backward_input(const ConstMatrix& dy, const WeightHandle& weight, const LowRank* low_rank,
+                      const Matrix& dx, Write write);
+  /// Plain products of f32 matrices, all with alpha:
+  /// c [m, n] sets/adds alpha * a [m, k] b [n, k]^T.
+  void matmul_nt(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c, Write write);
+  /// c [m, n] sets/adds alpha * a [m, k] b [k, n].
+  void matmul_nn(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c, Write write);
+  /// c [m, n] sets/adds alpha * a [k, m]^T b [k, n].
+  void matmul_tn(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c, Write write);
+
+ protected:
+  virtual void do_pack_weight(const WeightHandle&, DType, const void*, int64_t, int64_t) = 0;
+  virtual void do_forward(const ConstMatrix&, const WeightHandle&, const LowRank*, const Matrix&, Write) = 0;
+  virtual void do_backward_input(const ConstMatrix&, const WeightHandle&, const LowRank*, const Matrix&, Write) = 0;
+  virtual void do_matmul_nt(const ConstMatrix&, const ConstMatrix&, float, const Matrix&, Write) = 0;
+  virtual void do_matmul_nn(const ConstMatrix&, const ConstMatrix&, float, const Matrix&, Write) = 0;
+  virtual void do_matmul_tn(const ConstMatrix&, const ConstMatrix&, float, const Matrix&, Write) = 0;
+};
+
+class ElementwiseOps {
+ public:
+  virtual ~ElementwiseOps() = default;
+  /// y [T, f] sets silu(gate) * up.
+  void swiglu_forward(const ConstMatrix& gate, const ConstMatrix& up, const Matrix& y);
+  /// d_gate, d_up [T, f] set from dy; d_gate may be gate's own memory and d_up up's.
+  void swiglu_backward(const ConstMatrix& gate, const ConstMatrix& up, const ConstMatrix& dy,
+                       const Matrix& d_gate, const Matrix& d_up);
+  /// y adds x.
+  void add(const ConstMatrix& x, const Matrix& y);
+
+ protected:
+  virtual void do_swiglu_forward(const ConstMatrix&, const ConstMatrix&, const Matrix&) = 0;
+  virtual void do_swiglu_backward(const ConstMatrix&, const ConstMatrix&, const ConstMatrix&, const Matrix&, const Matrix&) = 0;
+  virtual void do_add(const ConstMatrix&, const Matrix&) = 0;
+};
+
+class TokenOps {
+ public:
+  virtual ~TokenOps() = default;
+  /// y [T, in] sets rows `ids` (device i32 [T]) of a packed weight, widened to f32.
+  void gather_rows(const WeightHandle& table, const int32_t* ids, const Matrix& y);
+  /// y sets x * rstd * weight [h]; rstd [T] sets 1 / sqrt(mean(x^2) + eps) (sum in f32 or better).
+  void rmsnorm_forward(const ConstMatrix& x, const float* weight, float eps, const Matrix& y, float* rstd);
+  /// dx sets/adds the gradient; the weight is frozen.
+  void rmsnorm_backward(const ConstMatrix& dy, const ConstMatrix& x, const float* weight,
+                        const float* rstd, const Matrix& dx, Write write);
+  /// Rotates heads of x [T, num_heads * head_dim] in place by cos/sin [max_position, head_dim / 2]
+  /// (half-split order: element i pairs with i + head_dim / 2) at `positions` (device i32 [T]);
+  /// kBackward rotates by the negative angle.
+  enum class Direction { kForward, kBackward };
+  void rope(const Matrix& x, int64_t head_dim, const float* cos, const float* sin,
+            const int32_t* positions, Direction direction);
+  /// y sets x * mask / (1 - p): the mask of element (row, col) is a pure function of
+  /// (seed, stream, row_ids[row], col), so recomputation and any batch split give the same mask.
+  /// row_ids: device u64 [T], the caller's stable identity of a token.
+  void dropout(const ConstMatrix& x, float p, uint64_t seed, uint64_t stream, const uint64_t* row_ids,
+               const Matrix& y, Write write);
+
+ protected:
+  virtual void do_gather_rows(const WeightHandle&, const int32_t*, const Matrix&) = 0;
+  virtual void do_rmsnorm_forward(const ConstMatrix&, const float*, float, const Matrix&, float*) = 0;
+  virtual void do_rmsnorm_backward(const ConstMatrix&, const ConstMatrix&, const float*, const float*, const Matrix&, Write) = 0;
+  virtual void do_rope(const Matrix&, int64_t, const float*, const float*, const int32_t*, Direction) = 0;
+  virtual void do_dropout(const ConstMatrix&, float, uint64_t, uint64_t, const uint64_t*, const Matrix&, Write) = 0;
+};
+
+/// One run of query rows of one sequence against its keys and values (causal).
+struct AttentionItem {
+  int64_t query_row = 0;      // first row in q, o, dq, do
+  int64_t num_queries = 0;
+  int64_t key_row = 0;        // first row of the sequence in k, v (rows are contiguous)
+  int64_t num_keys = 0;       // the last query row sees all of them, the one before one less, ...
+};
+struct AttentionShape {
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  float scale = 0;            // usually 1 / sqrt(head_dim)
+};
+
+class AttentionOps {
+ public:
+  virtual ~AttentionOps() = default;
+  /// o [T, heads * d] sets softmax(q k^T scale, causal) v per item; lse [T, heads] sets the
+  /// log-sum-exp of the scaled scores (may be null when no backward follows). s x s is never stored.
+  void forward(const AttentionShape& shape, std::span<const AttentionItem> items, const ConstMatrix& q,
+               const ConstMatrix& k, const ConstMatrix& v, const Matrix& o, float* lse);
+  /// dq sets; dk, dv [rows, kv_heads * d] ADD (accumulators across windows: see methods, 3.5).
+  void backward(const AttentionShape& shape, std::span<const AttentionItem> items, const ConstMatrix& q,
+                const ConstMatrix& k, const ConstMatrix& v, const ConstMatrix& o, const float* lse,
+                const ConstMatrix& d_o, const Matrix& dq, const Matrix& dk, const Matrix& dv);
+
+ protected:
+  virtual void do_forward(const AttentionShape&, std::span<const AttentionItem>, const ConstMatrix&, const ConstMatrix&, const ConstMatrix&, const Matrix&, float*) = 0;
+  virtual void do_backward(const AttentionShape&, std::span<const AttentionItem>, const ConstMatrix&, const ConstMatrix&, const ConstMatrix&, const ConstMatrix&, const float*, const ConstMatrix&, const Matrix&, const Matrix&, const Matrix&) = 0;
+};
+
+class LossOps {
+ public:
+  virtual ~LossOps() = default;
+  /// logits [n, V] -> in place gradient (softmax - onehot) * gradient_scale; losses (device f64 [n])
+  /// sets -log softmax of the target. targets: device i32 [n]. Log-sum-exp accumulates in f64.
+  void cross_entropy(const Matrix& logits, const int32_t* targets, float gradient_scale, double* losses);
+  /// The same without writing the gradient.
+  void cross_entropy_loss_only(const ConstMatrix& logits, const int32_t* targets, double* losses);
+
+ protected:
+  virtual void do_cross_entropy(const Matrix&, const int32_t*, float, double*) = 0;
+  virtual void do_cross_entropy_loss_only(const ConstMatrix&, const int32_t*, double*) = 0;
+};
+
+struct AdamWStep {
+  double learning_rate = 0, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
+  int64_t step = 1;              // of this optimizer, from 1: bias correction
+  float gradient_scale = 1.0f;   // clipping factor, applied while reading
+};
+
+class OptimizerOps {
+ public:
+  virtual ~OptimizerOps() = default;
+  /// Decoupled decay first (w -= lr * decay * w), then the Adam update as PyTorch's AdamW does it.
+  void adamw(float* w, const float* g, float* m, float* v, int64_t count, const AdamWStep& step);
+  /// Sum of squares in f64, independent of the number of threads.
+  double sum_of_squares(const float* x, int64_t count);
+  /// True when every value is finite.
+  bool all_finite(const float* x, int64_t count);
+
+ protected:
+  virtual void do_adamw(float*, const float*, float*, float*, int64_t, const AdamWStep&) = 0;
+  virtual double do_sum_of_squares(const float*, int64_t) = 0;
+  virtual bool do_all_finite(const float*, int64_t) = 0;
+};
+
+/// Everything that the network needs, bound to one stream.
+struct OpSet {
+  std::unique_ptr<LinearOps> linear;
+  std::unique_ptr<ElementwiseOps> elementwise;
+  std::unique_ptr<TokenOps> token;
+  std::unique_ptr<AttentionOps> attention;
+  std::unique_ptr<LossOps> loss;
+  std::unique_ptr<OptimizerOps> optimizer;
+};
+
+}  // namespace galley::device

@@ -1,0 +1,101 @@
+// Network: a decoder-only transformer on one worker: forward for every kind of segment, loss, and the
+// LoRA backward. One block implementation for all families and all kinds of work.
+//
+// A step is a list of segments over packed token rows; there is no padding and no attention across
+// rows. Memory: training tensors lie in arenas cut by model::MemoryPlan; a step allocates nothing.
+// Owned by one worker thread, like its device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/device/host/host_device.h"
+#include "engine/model/adapter_file.h"
+#include "engine/model/memory_plan.h"
+#include "engine/model/weights.h"
+
+namespace galley::nn {
+
+enum class SegmentKind : uint8_t { kPrefill, kDecode, kTrain };
+
+/// A range of tokens of one sequence that this step runs.
+struct Segment {
+  SegmentKind kind = SegmentKind::kTrain;
+  int64_t row = 0;             // first row in the step's packed tokens
+  int64_t num_tokens = 0;
+  int64_t position = 0;        // position of the first token in its sequence (keys before it are cached)
+  int64_t sequence_slot = 0;   // cache slot (prefill, decode)
+  int adapter = 0;             // index of the adapter; -1: base model
+};
+
+/// Packed tokens of one engine step. Host memory.
+struct StepPlan {
+  std::vector<int32_t> ids;            // [T]
+  std::vector<Segment> segments;
+  std::vector<uint64_t> row_ids;       // [T] stable token identities for dropout (train); may be empty
+  // Training and scoring: predict `targets[i]` from row `target_rows[i]`.
+  std::vector<int32_t> target_rows;
+  std::vector<int32_t> targets;
+};
+
+/// Base weights packed on a device. Read-only after load; may be shared.
+class BaseWeights {
+ public:
+  /// Packs all weights of the model in `dtype` (kF32 or kBf16) into one arena of the plan's size.
+  static std::unique_ptr<BaseWeights> load(device::Device& device, device::Stream& stream,
+                                           device::LinearOps& ops, const model::ModelConfig& config,
+                                           const model::ModelWeights& weights, DType dtype);
+  virtual ~BaseWeights() = default;
+  virtual uint64_t bytes() const = 0;
+};
+
+/// Training: one micro batch at a time, gradients accumulate in the trainable arena.
+class TrainNetwork {
+ public:
+  static std::unique_ptr<TrainNetwork> create(device::HostDevice& device, device::Stream& stream,
+                                              device::OpSet& ops, const model::ModelConfig& config,
+                                              const BaseWeights& weights,
+                                              const model::MemorySettings& settings, double dropout,
+                                              uint64_t dropout_seed);
+  virtual ~TrainNetwork() = default;
+  /// The flat trainable vectors (order of model::trainable_tensors), device memory.
+  virtual float* parameters() = 0;
+  virtual float* gradients() = 0;
+  virtual float* first_moments() = 0;
+  virtual float* second_moments() = 0;
+  virtual uint64_t num_trainable() const = 0;
+  /// Zeroes the gradients.
+  virtual void zero_gradients() = 0;
+  /// Forward and backward of one micro batch (segments kTrain): adds gradient_scale * d(sum of
+  /// losses)/d(parameters) to the gradients; returns the sum of the losses of its targets (f64).
+  virtual double forward_backward(const StepPlan& step, double gradient_scale) = 0;
+  /// Sum of losses without gradients.
+  virtual double loss_only(const StepPlan& step) = 0;
+};
+
+/// Inference with contiguous key/value caches: prefill and decode segments.
+class InferenceNetwork {
+ public:
+  struct Limits {
+    int64_t max_tokens = 512;       // of one step
+    int64_t num_slots = 1;          // sequences at once
+    int64_t max_positions = 2048;   // of a sequence
+    int64_t max_logit_rows = 16;
+  };
+  static std::unique_ptr<InferenceNetwork> create(device::HostDevice& device, device::Stream& stream,
+                                                  device::OpSet& ops, const model::ModelConfig& config,
+                                                  const BaseWeights& weights, const Limits& limits,
+                                                  std::span<const model::Adapter> adapters);
+  virtual ~InferenceNetwork() = default;
+  /// Runs the step and copies logits of rows `step.target_rows` (targets ignored) to `logits`
+  /// (host, [target_rows.size(), vocab]). May take more rows than max_logit_rows (runs in chunks).
+  virtual void run(const StepPlan& step, float* logits) = 0;
+  /// Hook for tests and `--dump`: called with name and [rows, cols] of the residual stream
+  /// ("embed", "layer_0", ..., "final_norm") of each run.
+  using Probe = void (*)(void* user, const char* name, const float* data, int64_t rows, int64_t cols);
+  virtual void set_probe(Probe probe, void* user) = 0;
+};
+
+}  // namespace galley::nn
