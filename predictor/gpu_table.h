@@ -1,0 +1,32 @@
+// GPU types: memory, bandwidth, peaks and overheads, as data. Values only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/core/json.h"
+
+namespace galley::predictor {
+
+struct GpuType {
+  std::string name;                   // "a100-40gb"
+  std::string description;            // "NVIDIA A100 40 GB SXM"
+  uint64_t memory_bytes = 0;          // of the card, as the driver reports it
+  double bandwidth_bytes_per_s = 0;
+  double peak_f32_flops = 0;          // per second
+  double peak_bf16_flops = 0;         // 0: no bf16
+  uint64_t context_bytes = 0;         // device context and loaded kernels of one worker
+  uint64_t host_overhead_bytes = 0;   // process memory beyond the arenas (host device)
+  bool emulated = false;              // a memory-limited share of the host device
+  double relative_speed = 1.0;        // of emulated types: to the planner only
+};
+
+/// The built-in table (memory, bandwidth, peaks from the vendors' data sheets).
+const std::vector<GpuType>& gpu_table();
+/// Row of the table. Error(kBadConfig) for an unknown name, with the nearest names.
+GpuType gpu_type_by_name(const std::string& name);
+/// An inline description: { name, memory = "40GiB", speed = 2.0, ... }; unknown keys are errors.
+GpuType gpu_type_from_json(const Json& description, const std::string& where);
+
+}  // namespace galley::predictor
