@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <set>
 
 #include "engine/core/error.h"
@@ -39,8 +40,10 @@ std::string decode_base64(const std::string& text) {
 
 Dataset read_text(std::string_view text, const DatasetOptions& options = {},
                   const std::string& name = "rows.jsonl") {
-  const std::string path = path_join(galley::testing::scratch_directory("dataset"), name);
-  write_file_atomically(path, text);
+  static const std::string folder = galley::testing::scratch_directory("dataset");
+  const std::string path = path_join(folder, name);
+  std::ofstream(path, std::ios::binary)
+      << text;  // quicker than an atomic write, thousands of times
   Dataset data = Dataset::read(path, options);
   remove_file_if_exists(path);
   return data;
