@@ -17,10 +17,14 @@ struct GpuType {
   double peak_f32_flops = 0;          // per second
   double peak_bf16_flops = 0;         // 0: no bf16
   uint64_t context_bytes = 0;         // device context and loaded kernels of one worker
-  uint64_t host_overhead_bytes = 0;   // process memory beyond the arenas (host device)
   bool emulated = false;              // a memory-limited share of the host device
   double relative_speed = 1.0;        // of emulated types: to the planner only
 };
+
+/// Name of the type that stands for a node without a usable GPU: the host device itself.
+inline constexpr const char* kHostTypeName = "host";
+/// The host device of a node with this much free memory.
+GpuType host_gpu_type(uint64_t memory_bytes);
 
 /// The built-in table (memory, bandwidth, peaks from the vendors' data sheets).
 const std::vector<GpuType>& gpu_table();

@@ -50,6 +50,8 @@ struct Prediction {
   double seconds = 0;                  // of the whole job
 };
 
+/// True for emulated types and for the host device itself.
+bool runs_on_host(const GpuType& gpu);
 /// Planned traits of the device that a GPU type stands for (emulated and host: the host device's).
 DeviceTraits traits_for(const GpuType& gpu, int threads);
 /// Settings for model::memory_plan that the trainer will use for this job and shape.

@@ -27,6 +27,21 @@ struct DeviceTraits {
   uint64_t attention_workspace_bytes = 0;  // fixed scratch of the attention operations, all threads
 };
 
+/// Scratch that a host device takes per thread of its pool, whatever the model: packing buffers of
+/// the GEMM kernels, score blocks of attention. engine/device/host allocates exactly these.
+constexpr uint64_t kHostGemmWorkspaceBytesPerThread = 4u << 20;
+constexpr uint64_t kHostAttentionWorkspaceBytesPerThread = 2u << 20;
+
+/// Traits of the host device with this memory limit and number of threads.
+constexpr DeviceTraits host_traits(uint64_t capacity_bytes, uint32_t num_threads) {
+  DeviceTraits traits;
+  traits.capacity_bytes = capacity_bytes;
+  traits.num_threads = num_threads;
+  traits.gemm_workspace_bytes = num_threads * kHostGemmWorkspaceBytesPerThread;
+  traits.attention_workspace_bytes = num_threads * kHostAttentionWorkspaceBytesPerThread;
+  return traits;
+}
+
 /// Bytes of a packed linear weight [out, in]; aligned.
 constexpr uint64_t packed_weight_bytes(const DeviceTraits& traits, DType dtype, uint64_t out,
                                        uint64_t in) {
