@@ -24,35 +24,36 @@ struct WorkerPosition {
 /// What of a job decides its bytes.
 struct MemorySettings {
   std::vector<AdaptedLinear> linears;
-  DType weight_dtype = DType::kF32;      // of packed linear weights: kF32 or kBf16
-  int64_t micro_batch_tokens = 0;        // most tokens of a micro batch
-  int64_t micro_batch_rows = 0;          // most rows (segments) of a micro batch
-  int64_t micro_batch_targets = 0;       // most target positions; 0: micro_batch_tokens
-  int64_t max_position = 0;              // rows of the rotary tables
-  bool recompute_blocks = false;         // keep only each block's input
+  DType weight_dtype = DType::kF32;  // of packed linear weights: kF32 or kBf16
+  int64_t micro_batch_tokens = 0;    // most tokens of a micro batch
+  int64_t micro_batch_rows = 0;      // most rows (segments) of a micro batch
+  int64_t micro_batch_targets = 0;   // most target positions; 0: micro_batch_tokens
+  int64_t max_position = 0;          // rows of the rotary tables
+  bool recompute_blocks = false;     // keep only each block's input
   bool dropout = false;
-  int64_t logits_chunk_rows = 0;         // 0: chosen by the plan
+  int64_t logits_chunk_rows = 0;  // 0: chosen by the plan
 };
 
-/// Moments of a step in order; a tensor lives from its first to its last moment.
+/// Moments of a step in order: "load", "forward 0" .. "forward L-1", "loss", "backward L-1" ..
+/// "backward 0", "optimizer". A tensor lives from its first to its last moment, both included.
 enum class ArenaKind : uint8_t { kWeights, kTrainable, kActivations };
 
 struct PlannedTensor {
-  std::string name;                      // "layers.3.q_proj.weight", "acts.3.gate", ...
+  std::string name;  // "layers.3.q_proj.weight", "acts.3.gate", ...
   ArenaKind arena = ArenaKind::kActivations;
   uint64_t offset = 0, bytes = 0;
-  int first_moment = 0, last_moment = 0; // indices into MemoryPlan::moments
+  int first_moment = 0, last_moment = 0;  // indices into MemoryPlan::moments
 };
 struct Moment {
-  std::string name;                      // "load", "forward 3", "loss", "backward 3", "optimizer"
-  uint64_t live_bytes = 0;               // of all arenas, tensors alive then
+  std::string name;         // "load", "forward 3", "loss", "backward 3", "optimizer"
+  uint64_t live_bytes = 0;  // of all arenas, tensors alive then
 };
 
 struct MemoryPlan {
   std::vector<PlannedTensor> tensors;
   std::vector<Moment> moments;
-  uint64_t weights_bytes = 0, trainable_bytes = 0, activations_bytes = 0;   // arena sizes
-  uint64_t workspace_bytes = 0;          // the device's fixed scratch (from its traits)
+  uint64_t weights_bytes = 0, trainable_bytes = 0, activations_bytes = 0;  // arena sizes
+  uint64_t workspace_bytes = 0;  // the device's fixed scratch (from its traits)
   int64_t logits_chunk_rows = 0;
   /// What the device will hand out: the three arenas (and workspaces).
   uint64_t total_bytes() const {
@@ -63,12 +64,47 @@ struct MemoryPlan {
   const PlannedTensor& tensor(const std::string& name) const;
 };
 
+/// Everything that one training worker holds. Tensors by name:
+/// weights: "embedding", "head" (untied), "final_norm", "layers.L.attention_norm",
+/// "layers.L.q_proj.weight", "layers.L.q_proj.bias", ...; trainable: "parameters", "gradients",
+/// "first_moments", "second_moments"; activations: step inputs, "rotary.cos", "rotary.sin",
+/// "acts.L.SLOT" for what backward of layer L reads, "forward.SLOT" and "backward.SLOT" for what is
+/// used within one layer only, "stream" and "d_stream" (residual stream and its gradient),
+/// "loss.*". Error(kUnsupported) naming a parallel size that this version does not have.
 MemoryPlan memory_plan(const ModelConfig& config, const ParallelLayout& layout,
                        const WorkerPosition& position, const MemorySettings& settings,
                        const DeviceTraits& traits);
 
+/// The weights arena alone (one moment): what BaseWeights allocates, and the first part of
+/// memory_plan. Norms and biases are f32, the tied head shares the embedding.
+MemoryPlan weights_memory_plan(const ModelConfig& config, const ParallelLayout& layout,
+                               const WorkerPosition& position, DType weight_dtype,
+                               const DeviceTraits& traits);
+
+/// What of an inference worker decides its bytes.
+struct InferenceMemorySettings {
+  DType weight_dtype = DType::kF32;
+  int64_t max_tokens = 0;       // of one step
+  int64_t num_slots = 0;        // sequences at once
+  int64_t max_positions = 0;    // of a sequence
+  int64_t max_logit_rows = 0;   // logits rows at once
+  int64_t max_rank = 0;         // of any adapter; 0: no adapters
+  uint64_t adapter_values = 0;  // f32 values of all adapters together
+};
+/// Everything that one inference worker holds, alive all the time: weights, "adapters", step
+/// inputs, "cache.L.k" and "cache.L.v" [num_slots * max_positions, kv_width], "forward.SLOT", ...
+MemoryPlan inference_memory_plan(const ModelConfig& config, const InferenceMemorySettings& settings,
+                                 const DeviceTraits& traits);
+
+/// Distance of rows, in elements, of an activation with `cols` columns: strides that are a multiple
+/// of 4096 bytes put all rows into the same cache sets, so those get 64 bytes more.
+constexpr int64_t row_stride(int64_t cols) { return cols % 1024 == 0 ? cols + 16 : cols; }
+
 /// Floating-point operations of one training token (forward + backward, LoRA, attention at the
 /// given mean context), and of its parts; for the speed model and for fractions of peak.
+/// `mean_context`: mean number of keys that a query sees ((S + 1) / 2 for rows of S tokens).
+/// `target_fraction`: targets / tokens; only those rows reach the head. Only what runs is counted:
+/// nothing below the first adapted linear is differentiated, recomputed operations count again.
 struct TokenFlops {
   double base_forward = 0, base_backward = 0, head = 0, lora = 0, attention = 0;
   double total() const { return base_forward + base_backward + head + lora + attention; }

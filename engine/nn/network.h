@@ -1,12 +1,14 @@
-// Network: a decoder-only transformer on one worker: forward for every kind of segment, loss, and the
-// LoRA backward. One block implementation for all families and all kinds of work.
+// Network: a decoder-only transformer on one worker: forward for every kind of segment, loss, and
+// the LoRA backward. One block implementation for all families and all kinds of work.
 //
 // A step is a list of segments over packed token rows; there is no padding and no attention across
 // rows. Memory: training tensors lie in arenas cut by model::MemoryPlan; a step allocates nothing.
 // Owned by one worker thread, like its device.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -23,35 +25,72 @@ enum class SegmentKind : uint8_t { kPrefill, kDecode, kTrain };
 /// A range of tokens of one sequence that this step runs.
 struct Segment {
   SegmentKind kind = SegmentKind::kTrain;
-  int64_t row = 0;             // first row in the step's packed tokens
+  int64_t row = 0;  // first row in the step's packed tokens
   int64_t num_tokens = 0;
-  int64_t position = 0;        // position of the first token in its sequence (keys before it are cached)
-  int64_t sequence_slot = 0;   // cache slot (prefill, decode)
-  int adapter = 0;             // index of the adapter; -1: base model
+  int64_t position = 0;  // position of the first token in its sequence (keys before it are cached)
+  int64_t sequence_slot = 0;  // cache slot (prefill, decode)
+  int adapter = 0;            // index of the adapter; -1: base model
 };
 
 /// Packed tokens of one engine step. Host memory.
 struct StepPlan {
-  std::vector<int32_t> ids;            // [T]
+  std::vector<int32_t> ids;  // [T]
   std::vector<Segment> segments;
-  std::vector<uint64_t> row_ids;       // [T] stable token identities for dropout (train); may be empty
+  std::vector<uint64_t> row_ids;  // [T] stable token identities for dropout (train); may be empty
   // Training and scoring: predict `targets[i]` from row `target_rows[i]`.
   std::vector<int32_t> target_rows;
   std::vector<int32_t> targets;
 };
 
-/// Base weights packed on a device. Read-only after load; may be shared.
+/// f32 stays f32, bf16 stays bf16 (2 bytes per weight, widened exactly), anything else becomes f32.
+DType default_weight_dtype(DType stored);
+
+/// Base weights packed on a device. Read-only after load; may be shared. Owns one arena of the size
+/// of model::weights_memory_plan; handles and pointers live as long as this object.
 class BaseWeights {
  public:
-  /// Packs all weights of the model in `dtype` (kF32 or kBf16) into one arena of the plan's size.
+  /// Gives the stored tensor of a weight; its bytes stay valid until the next call.
+  using Source = std::function<model::StoredTensor(const model::WeightId&)>;
+  /// Packs all weights of the model in `dtype` (kF32 or kBf16) into one arena of the plan's size,
+  /// row block by row block from the memory map. Error(kOutOfMemory) when it does not fit.
   static std::unique_ptr<BaseWeights> load(device::Device& device, device::Stream& stream,
                                            device::LinearOps& ops, const model::ModelConfig& config,
                                            const model::ModelWeights& weights, DType dtype);
-  virtual ~BaseWeights() = default;
-  virtual uint64_t bytes() const = 0;
+  /// The same from any source of tensors (random weights, another process).
+  static std::unique_ptr<BaseWeights> load(device::Device& device, device::Stream& stream,
+                                           device::LinearOps& ops, const model::ModelConfig& config,
+                                           const Source& source, DType dtype);
+  uint64_t bytes() const { return arena_.bytes(); }
+  DType dtype() const { return dtype_; }
+  const device::WeightHandle& embedding() const { return embedding_; }  // [vocab, hidden]
+  const device::WeightHandle& head() const { return head_; }            // may be the embedding
+  const float* final_norm() const { return final_norm_; }               // [hidden]
+  const device::WeightHandle& projection(int layer, model::Projection projection) const {
+    return layers_[static_cast<size_t>(layer)].projections[static_cast<size_t>(projection)];
+  }
+  const float* attention_norm(int layer) const {
+    return layers_[static_cast<size_t>(layer)].attention_norm;
+  }
+  const float* mlp_norm(int layer) const { return layers_[static_cast<size_t>(layer)].mlp_norm; }
+
+ private:
+  friend class WeightLoader;
+  struct Layer {
+    std::array<device::WeightHandle, model::kNumProjections> projections;
+    const float* attention_norm = nullptr;
+    const float* mlp_norm = nullptr;
+  };
+  BaseWeights() = default;
+  device::Buffer arena_;
+  DType dtype_ = DType::kF32;
+  device::WeightHandle embedding_, head_;
+  const float* final_norm_ = nullptr;
+  std::vector<Layer> layers_;
 };
 
-/// Training: one micro batch at a time, gradients accumulate in the trainable arena.
+/// Training: one micro batch at a time, gradients accumulate in the trainable arena. Allocates the
+/// trainable and activations arenas of model::memory_plan when it is made, nothing afterwards.
+/// The weights, the stream and the ops must outlive it. Same threads and kernels: same bits.
 class TrainNetwork {
  public:
   static std::unique_ptr<TrainNetwork> create(device::HostDevice& device, device::Stream& stream,
@@ -71,30 +110,37 @@ class TrainNetwork {
   /// Forward and backward of one micro batch (segments kTrain): adds gradient_scale * d(sum of
   /// losses)/d(parameters) to the gradients; returns the sum of the losses of its targets (f64).
   virtual double forward_backward(const StepPlan& step, double gradient_scale) = 0;
-  /// Sum of losses without gradients.
+  /// Sum of losses without gradients and without dropout.
   virtual double loss_only(const StepPlan& step) = 0;
 };
 
-/// Inference with contiguous key/value caches: prefill and decode segments.
+/// Inference with contiguous key/value caches: prefill and decode segments. Allocates the
+/// activations arena of model::inference_memory_plan when it is made (adapters' values are copied
+/// into it).
 class InferenceNetwork {
  public:
   struct Limits {
-    int64_t max_tokens = 512;       // of one step
-    int64_t num_slots = 1;          // sequences at once
-    int64_t max_positions = 2048;   // of a sequence
+    int64_t max_tokens = 512;      // of one step
+    int64_t num_slots = 1;         // sequences at once
+    int64_t max_positions = 2048;  // of a sequence
     int64_t max_logit_rows = 16;
   };
-  static std::unique_ptr<InferenceNetwork> create(device::HostDevice& device, device::Stream& stream,
-                                                  device::OpSet& ops, const model::ModelConfig& config,
+  static std::unique_ptr<InferenceNetwork> create(device::HostDevice& device,
+                                                  device::Stream& stream, device::OpSet& ops,
+                                                  const model::ModelConfig& config,
                                                   const BaseWeights& weights, const Limits& limits,
                                                   std::span<const model::Adapter> adapters);
   virtual ~InferenceNetwork() = default;
+  /// The settings of model::inference_memory_plan for these arguments.
+  static model::InferenceMemorySettings memory_settings(DType weight_dtype, const Limits& limits,
+                                                        std::span<const model::Adapter> adapters);
   /// Runs the step and copies logits of rows `step.target_rows` (targets ignored) to `logits`
   /// (host, [target_rows.size(), vocab]). May take more rows than max_logit_rows (runs in chunks).
   virtual void run(const StepPlan& step, float* logits) = 0;
   /// Hook for tests and `--dump`: called with name and [rows, cols] of the residual stream
   /// ("embed", "layer_0", ..., "final_norm") of each run.
-  using Probe = void (*)(void* user, const char* name, const float* data, int64_t rows, int64_t cols);
+  using Probe = void (*)(void* user, const char* name, const float* data, int64_t rows,
+                         int64_t cols);
   virtual void set_probe(Probe probe, void* user) = 0;
 };
 

@@ -1,0 +1,270 @@
+#include "engine/model/block.h"
+
+#include <algorithm>
+#include <string>
+
+#include "engine/core/error.h"
+
+namespace galley::model {
+namespace {
+
+constexpr std::array<std::string_view, kNumSlots> kSlotNames = {"input",
+                                                                "attention_norm",
+                                                                "attention_rstd",
+                                                                "q",
+                                                                "k",
+                                                                "v",
+                                                                "attention",
+                                                                "lse",
+                                                                "middle",
+                                                                "mlp_norm",
+                                                                "mlp_rstd",
+                                                                "gate",
+                                                                "up",
+                                                                "product",
+                                                                "output",
+                                                                "q_proj_low_rank",
+                                                                "k_proj_low_rank",
+                                                                "v_proj_low_rank",
+                                                                "o_proj_low_rank",
+                                                                "gate_proj_low_rank",
+                                                                "up_proj_low_rank",
+                                                                "down_proj_low_rank"};
+
+size_t at(Slot slot) { return static_cast<size_t>(slot); }
+
+BlockOperation norm(Slot x, Slot y, Slot rstd) {
+  return {.op = BlockOp::kNorm, .inputs = {x}, .output = y, .statistic = rstd};
+}
+BlockOperation linear(Projection projection, Slot x, Slot y) {
+  return {.op = BlockOp::kLinear, .projection = projection, .inputs = {x}, .output = y};
+}
+BlockOperation linear_on_residual(Projection projection, Slot x, Slot residual, Slot y) {
+  BlockOperation operation = linear(projection, x, y);
+  operation.has_residual = true;
+  operation.residual = residual;
+  return operation;
+}
+
+bool is_adapted(const BlockOperation& operation, const LayerRanks& ranks) {
+  return operation.op == BlockOp::kLinear && ranks[static_cast<size_t>(operation.projection)] > 0;
+}
+
+bool inputs_need_gradient(const BlockOperation& operation, const BlockBackward& backward) {
+  return std::any_of(operation.inputs.begin(), operation.inputs.end(),
+                     [&](Slot slot) { return backward.needs_gradient[at(slot)]; });
+}
+
+/// Forward tensors that the backward of one operation reads (methods: reserve set of the pruning).
+std::vector<Slot> backward_reads(const BlockOperation& operation, const LayerRanks& ranks,
+                                 const BlockBackward& backward) {
+  const bool flows = inputs_need_gradient(operation, backward);
+  switch (operation.op) {
+    case BlockOp::kNorm:
+      if (flows) return {operation.inputs[0], operation.statistic};
+      return {};
+    case BlockOp::kLinear:
+      if (is_adapted(operation, ranks)) {
+        return {operation.inputs[0], low_rank_slot(operation.projection)};
+      }
+      return {};
+    case BlockOp::kRotate:
+      return {};
+    case BlockOp::kAttention:
+      if (flows) return {Slot::kQ, Slot::kK, Slot::kV, operation.output, operation.statistic};
+      return {};
+    case BlockOp::kSwiglu:
+      if (flows) return operation.inputs;
+      return {};
+  }
+  return {};
+}
+
+void propagate_needs(const LayerRanks& ranks, BlockBackward* backward) {
+  for (const BlockOperation& operation : block_operations()) {
+    const bool adapted = is_adapted(operation, ranks);
+    const bool residual =
+        operation.has_residual && backward->needs_gradient[at(operation.residual)];
+    if (adapted || residual || inputs_need_gradient(operation, *backward)) {
+      backward->active = true;
+      if (operation.op != BlockOp::kRotate) backward->needs_gradient[at(operation.output)] = true;
+    }
+  }
+}
+
+/// Drops kept tensors that a cheap operation makes again from tensors that are kept anyway.
+void rematerialize(BlockBackward* backward) {
+  const auto& operations = block_operations();
+  for (size_t i = 0; i < operations.size(); ++i) {
+    const BlockOperation& operation = operations[i];
+    const bool cheap = operation.op == BlockOp::kNorm || operation.op == BlockOp::kSwiglu;
+    if (!cheap || backward->keep[at(operation.output)] != Keep::kKeep) continue;
+    const bool inputs_kept =
+        std::all_of(operation.inputs.begin(), operation.inputs.end(),
+                    [&](Slot slot) { return backward->keep[at(slot)] == Keep::kKeep; });
+    if (!inputs_kept) continue;
+    backward->keep[at(operation.output)] = Keep::kRecompute;
+    backward->rerun[i] = true;
+  }
+}
+
+/// Keeps the block's input only; every operation on the way to a tensor that is read runs again.
+void recompute_whole(const LayerRanks& ranks, BlockBackward* backward) {
+  const auto& operations = block_operations();
+  for (Keep& keep : backward->keep) {
+    if (keep == Keep::kKeep) keep = Keep::kRecompute;
+  }
+  auto& keep = backward->keep;
+  const auto mark = [&](Slot slot) { keep[at(slot)] = Keep::kRecompute; };
+  for (size_t i = operations.size(); i-- > 0;) {
+    const BlockOperation& operation = operations[i];
+    bool wanted = backward->reads(operation.output);
+    if (operation.op == BlockOp::kRotate) wanted = backward->reads(Slot::kQ);
+    if (operation.op == BlockOp::kNorm) wanted |= backward->reads(operation.statistic);
+    if (is_adapted(operation, ranks))
+      wanted |= backward->reads(low_rank_slot(operation.projection));
+    if (!wanted) continue;
+    backward->rerun[i] = true;
+    mark(operation.output);
+    for (const Slot slot : operation.inputs) mark(slot);
+    if (operation.has_residual) mark(operation.residual);
+    if (operation.statistic != Slot::kInput) mark(operation.statistic);
+    if (is_adapted(operation, ranks)) mark(low_rank_slot(operation.projection));
+  }
+  keep[at(Slot::kInput)] = Keep::kKeep;
+}
+
+void require_one(const char* what, int size) {
+  if (size == 1) return;
+  throw Error(Reason::kUnsupported, std::string(what) + " = " + std::to_string(size) +
+                                        " is not supported by this version; use 1");
+}
+
+}  // namespace
+
+int64_t WorkerShape::projection_out(Projection projection) const {
+  switch (projection) {
+    case Projection::kQ:
+      return q_width();
+    case Projection::kK:
+    case Projection::kV:
+      return kv_width();
+    case Projection::kGate:
+    case Projection::kUp:
+      return intermediate;
+    case Projection::kO:
+    case Projection::kDown:
+      return hidden;
+  }
+  return 0;
+}
+
+int64_t WorkerShape::projection_in(Projection projection) const {
+  if (projection == Projection::kO) return q_width();
+  if (projection == Projection::kDown) return intermediate;
+  return hidden;
+}
+
+WorkerShape worker_shape(const ModelConfig& config, const ParallelLayout& layout,
+                         const WorkerPosition&) {
+  require_one("tensor-parallel size tp", layout.tp_size);
+  require_one("pipeline-parallel size pp", layout.pp_size);
+  require_one("data-parallel size dp", layout.dp_size);
+  return {.first_layer = 0,
+          .num_layers = config.num_layers,
+          .hidden = config.hidden,
+          .intermediate = config.intermediate,
+          .vocab_size = config.vocab_size,
+          .num_heads = config.num_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim};
+}
+
+std::string_view slot_name(Slot slot) { return kSlotNames[at(slot)]; }
+
+int64_t slot_width(const WorkerShape& shape, Slot slot, int64_t rank) {
+  switch (slot) {
+    case Slot::kInput:
+    case Slot::kAttentionNorm:
+    case Slot::kMiddle:
+    case Slot::kMlpNorm:
+    case Slot::kOutput:
+      return shape.hidden;
+    case Slot::kAttentionRstd:
+    case Slot::kMlpRstd:
+      return 1;
+    case Slot::kQ:
+    case Slot::kAttention:
+      return shape.q_width();
+    case Slot::kK:
+    case Slot::kV:
+      return shape.kv_width();
+    case Slot::kLse:
+      return shape.num_heads;
+    case Slot::kGate:
+    case Slot::kUp:
+    case Slot::kProduct:
+      return shape.intermediate;
+    default:
+      return rank;
+  }
+}
+
+const std::vector<BlockOperation>& block_operations() {
+  static const std::vector<BlockOperation> operations = {
+      norm(Slot::kInput, Slot::kAttentionNorm, Slot::kAttentionRstd),
+      linear(Projection::kQ, Slot::kAttentionNorm, Slot::kQ),
+      linear(Projection::kK, Slot::kAttentionNorm, Slot::kK),
+      linear(Projection::kV, Slot::kAttentionNorm, Slot::kV),
+      {.op = BlockOp::kRotate, .inputs = {Slot::kQ, Slot::kK}, .output = Slot::kQ},
+      {.op = BlockOp::kAttention,
+       .inputs = {Slot::kQ, Slot::kK, Slot::kV},
+       .output = Slot::kAttention,
+       .statistic = Slot::kLse},
+      linear_on_residual(Projection::kO, Slot::kAttention, Slot::kInput, Slot::kMiddle),
+      norm(Slot::kMiddle, Slot::kMlpNorm, Slot::kMlpRstd),
+      linear(Projection::kGate, Slot::kMlpNorm, Slot::kGate),
+      linear(Projection::kUp, Slot::kMlpNorm, Slot::kUp),
+      {.op = BlockOp::kSwiglu, .inputs = {Slot::kGate, Slot::kUp}, .output = Slot::kProduct},
+      linear_on_residual(Projection::kDown, Slot::kProduct, Slot::kMiddle, Slot::kOutput),
+  };
+  return operations;
+}
+
+LayerRanks layer_ranks(std::span<const AdaptedLinear> linears, int layer) {
+  LayerRanks ranks{};
+  for (const AdaptedLinear& adapted : linears) {
+    if (adapted.layer == layer) ranks[static_cast<size_t>(adapted.projection)] = adapted.rank;
+  }
+  return ranks;
+}
+
+int first_adapted_layer(std::span<const AdaptedLinear> linears) {
+  int first = -1;
+  for (const AdaptedLinear& adapted : linears) {
+    if (first < 0 || adapted.layer < first) first = adapted.layer;
+  }
+  return first;
+}
+
+BlockBackward block_backward(const LayerRanks& ranks, bool input_needs_gradient,
+                             bool recompute_block) {
+  BlockBackward backward;
+  backward.rerun.assign(block_operations().size(), false);
+  backward.needs_gradient[at(Slot::kInput)] = input_needs_gradient;
+  propagate_needs(ranks, &backward);
+  if (!backward.active) return backward;
+  for (const BlockOperation& operation : block_operations()) {
+    for (const Slot slot : backward_reads(operation, ranks, backward)) {
+      backward.keep[at(slot)] = Keep::kKeep;
+    }
+  }
+  if (recompute_block) {
+    recompute_whole(ranks, &backward);
+  } else {
+    rematerialize(&backward);
+  }
+  return backward;
+}
+
+}  // namespace galley::model

@@ -1,0 +1,320 @@
+#include "engine/nn/block_runner.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/core/error.h"
+#include "engine/core/random.h"
+
+namespace galley::nn {
+
+using device::ConstMatrix;
+using device::Matrix;
+using device::Write;
+using model::BlockOp;
+using model::BlockOperation;
+using model::Projection;
+using model::Slot;
+
+namespace {
+
+size_t at(Slot slot) { return static_cast<size_t>(slot); }
+size_t at(Projection projection) { return static_cast<size_t>(projection); }
+
+Matrix rows_of(const Matrix& matrix, int64_t row, int64_t num_rows) {
+  return {matrix.data + row * matrix.stride, num_rows, matrix.cols, matrix.stride};
+}
+
+}  // namespace
+
+/// One layer in one step.
+struct BlockRunner::Pass {
+  int layer = 0;
+  const BlockRunner& runner;
+  const LayerTensors& tensors;
+  const StepView& step;
+
+  Matrix slot(Slot slot, int64_t rank = 0) const {
+    float* data = tensors.at[at(slot)];
+    GALLEY_CHECK(data != nullptr);
+    return runner.matrix(data, step.num_tokens, slot_width(runner.setup_.shape, slot, rank));
+  }
+  Matrix gradient(Slot slot) const {
+    float* data = tensors.gradient[at(slot)];
+    GALLEY_CHECK(data != nullptr);
+    return runner.matrix(data, step.num_tokens, slot_width(runner.setup_.shape, slot, 0));
+  }
+  Matrix low_rank(Projection projection, const AdapterRange& range, int64_t rank) const {
+    return rows_of(slot(low_rank_slot(projection), rank), range.row, range.num_rows);
+  }
+  const AdapterLinear& adapter(const AdapterRange& range, Projection projection) const {
+    return (*range.table)[static_cast<size_t>(layer)][at(projection)];
+  }
+};
+
+BlockRunner::BlockRunner(const Setup& setup) : setup_(setup) {
+  const auto last_layer = static_cast<uint64_t>(setup.shape.first_layer + setup.shape.num_layers);
+  for (uint64_t layer = 0; layer < last_layer; ++layer) {
+    auto& streams = dropout_streams_.emplace_back();
+    for (uint64_t p = 0; p < model::kNumProjections; ++p) {
+      streams[p] = random_stream("dropout", {layer, p});
+    }
+  }
+}
+
+Matrix BlockRunner::matrix(float* data, int64_t rows, int64_t cols) const {
+  return {data, rows, cols, model::row_stride(cols)};
+}
+
+void BlockRunner::forward(int layer, const LayerTensors& tensors, const StepView& step) {
+  const Pass pass{layer, *this, tensors, step};
+  for (const BlockOperation& operation : model::block_operations()) run(pass, operation);
+}
+
+void BlockRunner::backward(int layer, const model::BlockBackward& needs,
+                           const LayerTensors& tensors, const StepView& step) {
+  const Pass pass{layer, *this, tensors, step};
+  const auto& operations = model::block_operations();
+  for (size_t i = 0; i < operations.size(); ++i) {
+    if (needs.rerun[i]) run(pass, operations[i]);
+  }
+  std::array<bool, model::kNumSlots> written{};
+  for (size_t i = operations.size(); i-- > 0;) backward_of(pass, operations[i], needs, &written);
+}
+
+void BlockRunner::run(const Pass& pass, const BlockOperation& operation) {
+  switch (operation.op) {
+    case BlockOp::kNorm:
+      setup_.ops->token->rmsnorm_forward(
+          pass.slot(operation.inputs[0]), norm_weight(pass.layer, operation), setup_.rms_eps,
+          pass.slot(operation.output), pass.tensors.at[at(operation.statistic)]);
+      return;
+    case BlockOp::kLinear:
+      run_linear(pass, operation);
+      return;
+    case BlockOp::kRotate:
+      rotate(pass.slot(Slot::kQ), pass.slot(Slot::kK), pass.step,
+             device::TokenOps::Direction::kForward);
+      return;
+    case BlockOp::kAttention:
+      run_attention(pass);
+      return;
+    case BlockOp::kSwiglu:
+      setup_.ops->elementwise->swiglu_forward(pass.slot(Slot::kGate), pass.slot(Slot::kUp),
+                                              pass.slot(Slot::kProduct));
+      return;
+  }
+}
+
+void BlockRunner::run_linear(const Pass& pass, const BlockOperation& operation) {
+  const ConstMatrix x = pass.slot(operation.inputs[0]);
+  const Matrix y = pass.slot(operation.output);
+  const device::WeightHandle& weight = setup_.weights->projection(pass.layer, operation.projection);
+  Write write = Write::kSet;
+  if (operation.has_residual) {
+    const Matrix residual = pass.slot(operation.residual);
+    if (residual.data != y.data) {
+      setup_.device->copy_on_device(
+          *setup_.stream, y.data, residual.data,
+          static_cast<size_t>(y.rows) * static_cast<size_t>(y.stride) * sizeof(float));
+    }
+    write = Write::kAdd;
+  }
+  // One adapter for all rows rides along with the base product; several are added behind it.
+  if (pass.step.adapters.size() == 1 && pass.step.adapters[0].num_rows == pass.step.num_tokens) {
+    const AdapterRange& range = pass.step.adapters[0];
+    const AdapterLinear& adapter = pass.adapter(range, operation.projection);
+    if (adapter.rank > 0) {
+      const Matrix xa = pass.low_rank(operation.projection, range, adapter.rank);
+      const ConstMatrix a(adapter.a, adapter.rank, weight.in, weight.in);
+      setup_.ops->linear->matmul_nt(adapter_input(pass, range, operation), a, 1.0f, xa,
+                                    Write::kSet);
+      device::LowRank low_rank;
+      low_rank.xa = xa;
+      low_rank.b = ConstMatrix(adapter.b, weight.out, adapter.rank, adapter.rank);
+      low_rank.scale = adapter.scale;
+      setup_.ops->linear->forward(x, weight, &low_rank, y, write);
+      return;
+    }
+  }
+  setup_.ops->linear->forward(x, weight, nullptr, y, write);
+  for (const AdapterRange& range : pass.step.adapters) {
+    const AdapterLinear& adapter = pass.adapter(range, operation.projection);
+    if (adapter.rank > 0) run_adapter(pass, range, adapter, operation);
+  }
+}
+
+void BlockRunner::run_adapter(const Pass& pass, const AdapterRange& range,
+                              const AdapterLinear& adapter, const BlockOperation& operation) {
+  const ConstMatrix x = adapter_input(pass, range, operation);
+  const Matrix y = rows_of(pass.slot(operation.output), range.row, range.num_rows);
+  const Matrix xa = pass.low_rank(operation.projection, range, adapter.rank);
+  const ConstMatrix a(adapter.a, adapter.rank, x.cols, x.cols);
+  const ConstMatrix b(adapter.b, y.cols, adapter.rank, adapter.rank);
+  setup_.ops->linear->matmul_nt(x, a, 1.0f, xa, Write::kSet);
+  setup_.ops->linear->matmul_nt(xa, b, adapter.scale, y, Write::kAdd);
+}
+
+/// The rows of a linear's input as its adapter sees them: with dropout, a masked copy.
+ConstMatrix BlockRunner::adapter_input(const Pass& pass, const AdapterRange& range,
+                                       const BlockOperation& operation) {
+  const Matrix x = rows_of(pass.slot(operation.inputs[0]), range.row, range.num_rows);
+  if (pass.step.dropout <= 0) return x;
+  GALLEY_CHECK(pass.tensors.dropped != nullptr);
+  const Matrix dropped = matrix(pass.tensors.dropped, x.rows, x.cols);
+  setup_.ops->token->dropout(x, pass.step.dropout, setup_.dropout_seed,
+                             dropout_stream(pass.layer, operation.projection),
+                             pass.step.row_ids + range.row, dropped, Write::kSet);
+  return dropped;
+}
+
+void BlockRunner::run_attention(const Pass& pass) {
+  ConstMatrix keys = pass.slot(Slot::kK);
+  ConstMatrix values = pass.slot(Slot::kV);
+  if (pass.tensors.key_cache != nullptr) {
+    const int64_t stride = keys.stride;
+    for (const CacheWrite& write : pass.step.cache_writes) {
+      const auto bytes = static_cast<size_t>(write.num_rows * stride) * sizeof(float);
+      setup_.device->copy_on_device(*setup_.stream,
+                                    pass.tensors.key_cache + write.cache_row * stride,
+                                    keys.data + write.row * stride, bytes);
+      setup_.device->copy_on_device(*setup_.stream,
+                                    pass.tensors.value_cache + write.cache_row * stride,
+                                    values.data + write.row * stride, bytes);
+    }
+    keys = matrix(pass.tensors.key_cache, pass.tensors.cache_rows, keys.cols);
+    values = matrix(pass.tensors.value_cache, pass.tensors.cache_rows, values.cols);
+  }
+  setup_.ops->attention->forward(attention_shape(), pass.step.attention, pass.slot(Slot::kQ), keys,
+                                 values, pass.slot(Slot::kAttention),
+                                 pass.tensors.at[at(Slot::kLse)]);
+}
+
+void BlockRunner::rotate(const Matrix& q, const Matrix& k, const StepView& step,
+                         device::TokenOps::Direction direction) {
+  const int64_t head_dim = setup_.shape.head_dim;
+  setup_.ops->token->rope(q, head_dim, setup_.cos, setup_.sin, step.positions, direction);
+  setup_.ops->token->rope(k, head_dim, setup_.cos, setup_.sin, step.positions, direction);
+}
+
+void BlockRunner::backward_of(const Pass& pass, const BlockOperation& operation,
+                              const model::BlockBackward& needs,
+                              std::array<bool, model::kNumSlots>* written) {
+  const bool input_needs = std::any_of(operation.inputs.begin(), operation.inputs.end(),
+                                       [&](Slot slot) { return needs.needs_gradient[at(slot)]; });
+  switch (operation.op) {
+    case BlockOp::kLinear: {
+      bool& second = (*written)[at(operation.inputs[0])];
+      backward_linear(pass, operation, input_needs, second ? Write::kAdd : Write::kSet);
+      second |= input_needs;
+      return;
+    }
+    case BlockOp::kNorm:
+      // The residual stream's gradient is already there: the branch adds to it.
+      if (!input_needs) return;
+      setup_.ops->token->rmsnorm_backward(
+          pass.gradient(operation.output), pass.slot(operation.inputs[0]),
+          norm_weight(pass.layer, operation), pass.tensors.at[at(operation.statistic)],
+          pass.gradient(operation.inputs[0]), Write::kAdd);
+      return;
+    case BlockOp::kRotate:
+      if (!input_needs) return;
+      rotate(pass.gradient(Slot::kQ), pass.gradient(Slot::kK), pass.step,
+             device::TokenOps::Direction::kBackward);
+      return;
+    case BlockOp::kAttention:
+      if (input_needs) backward_attention(pass);
+      return;
+    case BlockOp::kSwiglu:
+      if (!input_needs) return;
+      setup_.ops->elementwise->swiglu_backward(
+          pass.slot(Slot::kGate), pass.slot(Slot::kUp), pass.gradient(Slot::kProduct),
+          pass.gradient(Slot::kGate), pass.gradient(Slot::kUp));
+      return;
+  }
+}
+
+/// forward: y = x W^T + scale (x A^T) B^T; backward: dA, dB add, dx = dy W + (scale dy B) A.
+void BlockRunner::backward_linear(const Pass& pass, const BlockOperation& operation,
+                                  bool input_needs, Write write) {
+  const device::WeightHandle& weight = setup_.weights->projection(pass.layer, operation.projection);
+  device::LowRank low_rank;
+  const device::LowRank* rides_along = nullptr;
+  for (const AdapterRange& range : pass.step.adapters) {
+    const AdapterLinear& adapter = pass.adapter(range, operation.projection);
+    if (adapter.rank == 0) continue;
+    GALLEY_CHECK(range.num_rows == pass.step.num_tokens);
+    backward_adapter(pass, range, adapter, operation);
+    if (pass.step.dropout > 0) continue;
+    low_rank.xa = matrix(pass.tensors.d_low_rank, range.num_rows, adapter.rank);
+    low_rank.a = ConstMatrix(adapter.a, adapter.rank, weight.in, weight.in);
+    rides_along = &low_rank;
+  }
+  if (!input_needs) return;
+  setup_.ops->linear->backward_input(pass.gradient(operation.output), weight, rides_along,
+                                     pass.gradient(operation.inputs[0]), write);
+  if (pass.step.dropout <= 0) return;
+  for (const AdapterRange& range : pass.step.adapters) {
+    const AdapterLinear& adapter = pass.adapter(range, operation.projection);
+    if (adapter.rank > 0) backward_dropped(pass, range, adapter, operation);
+  }
+}
+
+/// Adds dB = scale dy^T xa and dA = dxa^T x; leaves dxa = scale dy B in d_low_rank.
+void BlockRunner::backward_adapter(const Pass& pass, const AdapterRange& range,
+                                   const AdapterLinear& adapter, const BlockOperation& operation) {
+  device::LinearOps& linear = *setup_.ops->linear;
+  const Matrix dy = rows_of(pass.gradient(operation.output), range.row, range.num_rows);
+  const Matrix xa = pass.low_rank(operation.projection, range, adapter.rank);
+  const Matrix dxa = matrix(pass.tensors.d_low_rank, range.num_rows, adapter.rank);
+  const ConstMatrix b(adapter.b, dy.cols, adapter.rank, adapter.rank);
+  linear.matmul_nn(dy, b, adapter.scale, dxa, Write::kSet);
+  const Matrix d_b{adapter.d_b, dy.cols, adapter.rank, adapter.rank};
+  linear.matmul_tn(dy, xa, adapter.scale, d_b, Write::kAdd);
+  const ConstMatrix x = adapter_input(pass, range, operation);
+  const Matrix d_a{adapter.d_a, adapter.rank, x.cols, x.cols};
+  linear.matmul_tn(dxa, x, 1.0f, d_a, Write::kAdd);
+}
+
+/// With dropout the adapter's share of dx passes the mask: dx += mask(dxa A) / (1 - p).
+void BlockRunner::backward_dropped(const Pass& pass, const AdapterRange& range,
+                                   const AdapterLinear& adapter, const BlockOperation& operation) {
+  const Matrix dx = rows_of(pass.gradient(operation.inputs[0]), range.row, range.num_rows);
+  GALLEY_CHECK(pass.tensors.d_dropped != nullptr);
+  const Matrix share = matrix(pass.tensors.d_dropped, dx.rows, dx.cols);
+  const Matrix dxa = matrix(pass.tensors.d_low_rank, range.num_rows, adapter.rank);
+  const ConstMatrix a(adapter.a, adapter.rank, dx.cols, dx.cols);
+  setup_.ops->linear->matmul_nn(dxa, a, 1.0f, share, Write::kSet);
+  setup_.ops->token->dropout(share, pass.step.dropout, setup_.dropout_seed,
+                             dropout_stream(pass.layer, operation.projection),
+                             pass.step.row_ids + range.row, dx, Write::kAdd);
+}
+
+void BlockRunner::backward_attention(const Pass& pass) {
+  const Matrix dk = pass.gradient(Slot::kK);
+  const Matrix dv = pass.gradient(Slot::kV);
+  const auto bytes = static_cast<size_t>(dk.rows * dk.stride) * sizeof(float);
+  setup_.device->fill_zero(*setup_.stream, dk.data, bytes);
+  setup_.device->fill_zero(*setup_.stream, dv.data, bytes);
+  setup_.ops->attention->backward(attention_shape(), pass.step.attention, pass.slot(Slot::kQ),
+                                  pass.slot(Slot::kK), pass.slot(Slot::kV),
+                                  pass.slot(Slot::kAttention), pass.tensors.at[at(Slot::kLse)],
+                                  pass.gradient(Slot::kAttention), pass.gradient(Slot::kQ), dk, dv);
+}
+
+const float* BlockRunner::norm_weight(int layer, const BlockOperation& operation) const {
+  return operation.output == Slot::kAttentionNorm ? setup_.weights->attention_norm(layer)
+                                                  : setup_.weights->mlp_norm(layer);
+}
+
+device::AttentionShape BlockRunner::attention_shape() const {
+  const model::WorkerShape& shape = setup_.shape;
+  return {shape.num_heads, shape.num_kv_heads, shape.head_dim,
+          static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)))};
+}
+
+uint64_t BlockRunner::dropout_stream(int layer, Projection projection) const {
+  return dropout_streams_[static_cast<size_t>(layer)][at(projection)];
+}
+
+}  // namespace galley::nn
