@@ -15,7 +15,9 @@ using Kind = ConfigValue::Kind;
 struct Reader {
   std::string file;
   std::vector<ConfigFault> faults;
-  void add(int line, const std::string& message) { faults.push_back({Reason::kBadConfig, line, message}); }
+  void add(int line, const std::string& message) {
+    faults.push_back({Reason::kBadConfig, line, message});
+  }
 };
 
 Json json_of(const ConfigValue& value) {
@@ -47,7 +49,8 @@ Json json_of(const ConfigValue& value) {
 /// of a description make it a described type.
 predictor::GpuType read_type(const ConfigValue& entry, const std::string& where) {
   const ConfigValue* type = entry.find("type");
-  if (type == nullptr) throw Error(Reason::kBadConfig, cat(where, ": a GPU entry needs a \"type\""));
+  if (type == nullptr)
+    throw Error(Reason::kBadConfig, cat(where, ": a GPU entry needs a \"type\""));
   if (type->kind == Kind::kTable) return predictor::gpu_type_from_json(json_of(*type), where);
   if (type->kind != Kind::kString) {
     throw Error(Reason::kBadConfig, cat(where, ": type must be a name or a description"));
@@ -93,7 +96,8 @@ void read_node(const ConfigValue& table, Cluster* cluster, Reader* reader) {
   }
   const ConfigValue* gpus = table.find("gpus");
   if (gpus == nullptr || gpus->kind != Kind::kArray || gpus->items.empty()) {
-    reader->add(table.line, "[[node]] needs gpus, e.g. gpus = [{ type = \"a100-40gb\", count = 4 }]");
+    reader->add(table.line,
+                "[[node]] needs gpus, e.g. gpus = [{ type = \"a100-40gb\", count = 4 }]");
     return;
   }
   for (const std::string& name : expanded) {
@@ -105,7 +109,8 @@ void read_node(const ConfigValue& table, Cluster* cluster, Reader* reader) {
     int local_index = 0;
     for (const ConfigValue& entry : gpus->items) {
       if (entry.kind != Kind::kTable) {
-        reader->add(gpus->line, "each of gpus must be a table such as { type = \"a100-40gb\", count = 4 }");
+        reader->add(gpus->line,
+                    "each of gpus must be a table such as { type = \"a100-40gb\", count = 4 }");
         break;
       }
       Gpu gpu;

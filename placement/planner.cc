@@ -12,7 +12,7 @@ namespace {
 
 /// What one job can do on one GPU type with one number of threads.
 struct TypeFit {
-  predictor::Candidate best;   // fastest that fits, else the smallest
+  predictor::Candidate best;  // fastest that fits, else the smallest
   bool fits = false;
 };
 
@@ -27,8 +27,8 @@ class FitTable {
     const auto found = fits_.find(key);
     if (found != fits_.end()) return found->second;
     TypeFit result;
-    for (const predictor::Candidate& candidate :
-         predictor::candidates(job_.config, job_.spec, job_.data, gpu.type, std::max(1, gpu.threads))) {
+    for (const predictor::Candidate& candidate : predictor::candidates(
+             job_.config, job_.spec, job_.data, gpu.type, std::max(1, gpu.threads))) {
       result.best = candidate;
       if (candidate.prediction.fits) {
         result.fits = true;
@@ -65,8 +65,8 @@ std::string refusal_text(const Cluster& cluster, const QueuedJob& job, FitTable*
   const std::string all = join({types.begin(), types.end()}, ", ");
   if (cluster.gpus.empty()) return "there is no GPU and no host device in this allocation";
   if (reasons.empty()) {
-    return cat("plan.gpu_type pins it to \"", job.spec.gpu_type, "\", but the allocation has only ", all,
-               "; remove the pin or ask for such a GPU");
+    return cat("plan.gpu_type pins it to \"", job.spec.gpu_type, "\", but the allocation has only ",
+               all, "; remove the pin or ask for such a GPU");
   }
   return join(reasons, ". ");
 }
@@ -93,7 +93,8 @@ class BestFit : public Policy {
   }
 
  private:
-  static void place(const Cluster& cluster, const QueuedJob& job, std::vector<bool>* busy, PlacementPlan* plan) {
+  static void place(const Cluster& cluster, const QueuedJob& job, std::vector<bool>* busy,
+                    PlacementPlan* plan) {
     FitTable table(cluster, job);
     bool fits_somewhere = false;
     GpuIndex best = -1;
@@ -110,7 +111,8 @@ class BestFit : public Policy {
       ++considered;
       const bool avoided = std::find(job.avoid.begin(), job.avoid.end(), index) != job.avoid.end();
       const uint64_t left = fit.best.prediction.usable_bytes - fit.best.prediction.high_bytes;
-      // A GPU that failed the job is taken only when nothing else is free; then the least left over.
+      // A GPU that failed the job is taken only when nothing else is free; then the least left
+      // over.
       if (best < 0 || std::pair(avoided, left) < std::pair(best_avoided, best_left)) {
         best = index;
         best_avoided = avoided;
@@ -125,7 +127,8 @@ class BestFit : public Policy {
       (*busy)[static_cast<size_t>(best)] = true;
       Assignment assignment{job.name, {best}, table.fit(best).best, ""};
       assignment.explanation =
-          cat("best fit of ", considered, considered == 1 ? " free GPU that fits: " : " free GPUs that fit: ",
+          cat("best fit of ", considered,
+              considered == 1 ? " free GPU that fits: " : " free GPUs that fit: ",
               format_bytes(static_cast<double>(best_left)), " left over",
               best_avoided ? "; it failed this job before, nothing else is free" : "");
       plan->start.push_back(std::move(assignment));
@@ -137,14 +140,16 @@ class BestFit : public Policy {
 
 std::unique_ptr<Policy> policy_best_fit() { return std::make_unique<BestFit>(); }
 
-Forecast forecast(const Policy& policy, const Cluster& cluster, const std::vector<QueuedJob>& jobs) {
+Forecast forecast(const Policy& policy, const Cluster& cluster,
+                  const std::vector<QueuedJob>& jobs) {
   Forecast out;
   std::vector<QueuedJob> queue = jobs;
   std::vector<ScheduledJob> running;
   double now = 0;
   while (!queue.empty() || !running.empty()) {
     std::vector<RunningJob> held;
-    for (const ScheduledJob& job : running) held.push_back({job.assignment.job, job.assignment.gpus});
+    for (const ScheduledJob& job : running)
+      held.push_back({job.assignment.job, job.assignment.gpus});
     const PlacementPlan plan = policy.plan(cluster, held, queue, now);
     const auto leave_queue = [&](const std::string& name) {
       std::erase_if(queue, [&](const QueuedJob& job) { return job.name == name; });
@@ -159,12 +164,12 @@ Forecast forecast(const Policy& policy, const Cluster& cluster, const std::vecto
         if (job.name == assignment.job) fraction = job.remaining_fraction;
       }
       leave_queue(assignment.job);
-      running.push_back({assignment, now, now + fraction * assignment.candidate.prediction.seconds});
+      running.push_back(
+          {assignment, now, now + fraction * assignment.candidate.prediction.seconds});
     }
     if (running.empty()) break;
-    const auto next = std::min_element(running.begin(), running.end(), [](const auto& a, const auto& b) {
-      return a.end < b.end;
-    });
+    const auto next = std::min_element(running.begin(), running.end(),
+                                       [](const auto& a, const auto& b) { return a.end < b.end; });
     now = next->end;
     out.jobs.push_back(*next);
     running.erase(next);

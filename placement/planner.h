@@ -1,7 +1,7 @@
 // Planner: who runs where, now. Pure: cluster, running groups, queue and `now` in, a plan out.
 //
-// Policies share this interface; best fit is the first. GPUs are reused as jobs end: the coordinator
-// calls plan() after every change and journals the decisions before acting on them.
+// Policies share this interface; best fit is the first. GPUs are reused as jobs end: the
+// coordinator calls plan() after every change and journals the decisions before acting on them.
 #pragma once
 
 #include <memory>
@@ -17,14 +17,14 @@ namespace galley::placement {
 /// A job as the planner sees it.
 struct QueuedJob {
   std::string name;
-  int64_t order = 0;                   // position in the job file(s)
+  int64_t order = 0;  // position in the job file(s)
   int64_t priority = 0;
-  double submitted_at = 0;             // seconds
-  double remaining_fraction = 1;       // of its steps
+  double submitted_at = 0;        // seconds
+  double remaining_fraction = 1;  // of its steps
   model::ModelConfig config;
   model::TrainSpec spec;
   predictor::DataShape data;
-  std::vector<GpuIndex> avoid;         // GPUs that failed it
+  std::vector<GpuIndex> avoid;  // GPUs that failed it
 };
 
 struct RunningJob {
@@ -36,16 +36,16 @@ struct Assignment {
   std::string job;
   std::vector<GpuIndex> gpus;
   predictor::Candidate candidate;
-  std::string explanation;             // why these GPUs
+  std::string explanation;  // why these GPUs
 };
 struct Refusal {
   std::string job;
-  std::string reason;                  // why no GPU type of the cluster can run it, and what would fit
+  std::string reason;  // why no GPU type of the cluster can run it, and what would fit
 };
 struct PlacementPlan {
-  std::vector<Assignment> start;       // now, in this order
-  std::vector<std::string> waiting;    // for a GPU to come free
-  std::vector<Refusal> refused;        // can never run on this cluster
+  std::vector<Assignment> start;     // now, in this order
+  std::vector<std::string> waiting;  // for a GPU to come free
+  std::vector<Refusal> refused;      // can never run on this cluster
 };
 
 class Policy {
@@ -62,13 +62,14 @@ std::unique_ptr<Policy> policy_best_fit();
 /// Dry-run of a whole queue for `galley plan`: start and end times with GPUs reused as jobs end.
 struct ScheduledJob {
   Assignment assignment;
-  double start = 0, end = 0;           // seconds from now
+  double start = 0, end = 0;  // seconds from now
 };
 struct Forecast {
   std::vector<ScheduledJob> jobs;
   std::vector<Refusal> refused;
 };
-Forecast forecast(const Policy& policy, const Cluster& cluster, const std::vector<QueuedJob>& queue);
+Forecast forecast(const Policy& policy, const Cluster& cluster,
+                  const std::vector<QueuedJob>& queue);
 
 Json to_json(const Assignment& assignment, const Cluster& cluster);
 Json to_json(const PlacementPlan& plan, const Cluster& cluster);

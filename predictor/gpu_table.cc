@@ -89,20 +89,22 @@ GpuType gpu_type_by_name(const std::string& name) {
     names.push_back(type.name);
   }
   throw Error(Reason::kBadConfig,
-              cat("unknown GPU type \"", name, "\"", did_you_mean(name, names), " Known: ",
-                  join(names, ", "), "; or describe it: { name = \"", name, "\", memory = \"24GiB\" }"));
+              cat("unknown GPU type \"", name, "\"", did_you_mean(name, names),
+                  " Known: ", join(names, ", "), "; or describe it: { name = \"", name,
+                  "\", memory = \"24GiB\" }"));
 }
 
 GpuType gpu_type_from_json(const Json& description, const std::string& where) {
-  const std::vector<std::string> known = {"name", "memory", "speed", "bandwidth_gb_s", "f32_tflops",
-                                          "bf16_tflops"};
+  const std::vector<std::string> known = {"name",           "memory",     "speed",
+                                          "bandwidth_gb_s", "f32_tflops", "bf16_tflops"};
   if (!description.is_object()) bad(where, "a GPU type must be a name or a table");
   GpuType type;
   // Middling figures for what the description leaves out.
   type = row("", "", 0, 600, 20, 80);
   for (const auto& [key, value] : description.as_object()) {
     if (key == "name") {
-      if (!value.is_string() || !is_plain_name(value.as_string())) bad(where, "name must be a plain name");
+      if (!value.is_string() || !is_plain_name(value.as_string()))
+        bad(where, "name must be a plain name");
       type.name = value.as_string();
     } else if (key == "memory") {
       type.memory_bytes = bytes_of(value, where);
@@ -119,7 +121,8 @@ GpuType gpu_type_from_json(const Json& description, const std::string& where) {
     }
   }
   if (type.name.empty()) bad(where, "a described GPU type needs a name");
-  if (type.memory_bytes == 0) bad(where, cat("GPU type \"", type.name, "\" needs memory, e.g. memory = \"24GiB\""));
+  if (type.memory_bytes == 0)
+    bad(where, cat("GPU type \"", type.name, "\" needs memory, e.g. memory = \"24GiB\""));
   type.description = type.name;
   return type;
 }

@@ -10,15 +10,15 @@
 namespace galley::predictor {
 
 struct GpuType {
-  std::string name;                   // "a100-40gb"
-  std::string description;            // "NVIDIA A100 40 GB SXM"
-  uint64_t memory_bytes = 0;          // of the card, as the driver reports it
+  std::string name;           // "a100-40gb"
+  std::string description;    // "NVIDIA A100 40 GB SXM"
+  uint64_t memory_bytes = 0;  // of the card, as the driver reports it
   double bandwidth_bytes_per_s = 0;
-  double peak_f32_flops = 0;          // per second
-  double peak_bf16_flops = 0;         // 0: no bf16
-  uint64_t context_bytes = 0;         // device context and loaded kernels of one worker
-  bool emulated = false;              // a memory-limited share of the host device
-  double relative_speed = 1.0;        // of emulated types: to the planner only
+  double peak_f32_flops = 0;    // per second
+  double peak_bf16_flops = 0;   // 0: no bf16
+  uint64_t context_bytes = 0;   // device context and loaded kernels of one worker
+  bool emulated = false;        // a memory-limited share of the host device
+  double relative_speed = 1.0;  // of emulated types: to the planner only
 };
 
 /// Name of the type that stands for a node without a usable GPU: the host device itself.

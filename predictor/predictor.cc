@@ -47,37 +47,40 @@ double device_flops(const GpuType& gpu, const PlanShape& shape) {
 }
 
 double mean_tokens(const model::TrainSpec& spec, const DataShape& data) {
-  return data.mean_tokens > 0 ? data.mean_tokens : static_cast<double>(longest_row(spec, data)) * 0.6;
+  return data.mean_tokens > 0 ? data.mean_tokens
+                              : static_cast<double>(longest_row(spec, data)) * 0.6;
 }
 
-void add_speed(const model::ModelConfig& config, const model::TrainSpec& spec, const DataShape& data,
-               const PlanShape& shape, const GpuType& gpu,
+void add_speed(const model::ModelConfig& config, const model::TrainSpec& spec,
+               const DataShape& data, const PlanShape& shape, const GpuType& gpu,
                const std::vector<model::AdaptedLinear>& linears, Prediction* prediction) {
   const double mean = mean_tokens(spec, data);
-  const model::TokenFlops flops = model::training_flops(config, linears, mean / 2, data.target_fraction,
-                                                        shape.recompute_blocks);
+  const model::TokenFlops flops = model::training_flops(
+      config, linears, mean / 2, data.target_fraction, shape.recompute_blocks);
   prediction->tokens_per_second = device_flops(gpu, shape) * kStepEfficiency / flops.total();
   prediction->steps = total_steps(spec, data.num_rows);
-  const double rows = spec.max_steps >= 0
-                          ? static_cast<double>(spec.max_steps * spec.global_batch)
-                          : spec.epochs * static_cast<double>(data.num_rows);
+  const double rows = spec.max_steps >= 0 ? static_cast<double>(spec.max_steps * spec.global_batch)
+                                          : spec.epochs * static_cast<double>(data.num_rows);
   prediction->seconds = rows * mean / prediction->tokens_per_second;
 }
 
 /// The cheapest change that would make a job fit, for the refusal's text.
-std::string remedy(const model::ModelConfig& config, const model::TrainSpec& spec, const DataShape& data,
-                   const PlanShape& shape, const GpuType& gpu) {
+std::string remedy(const model::ModelConfig& config, const model::TrainSpec& spec,
+                   const DataShape& data, const PlanShape& shape, const GpuType& gpu) {
   std::vector<std::string> options;
-  const auto try_spec = [&](const std::string& what, const model::TrainSpec& changed, PlanShape smaller) {
+  const auto try_spec = [&](const std::string& what, const model::TrainSpec& changed,
+                            PlanShape smaller) {
     const int64_t row = longest_row(changed, data);
     smaller.micro_batch_tokens = std::min(smaller.micro_batch_tokens, row);
     smaller.recompute_blocks = true;
     const Prediction prediction = predict(config, changed, data, smaller, gpu);
     if (prediction.fits) {
-      options.push_back(cat(what, " (", format_bytes(static_cast<double>(prediction.high_bytes)), ")"));
+      options.push_back(
+          cat(what, " (", format_bytes(static_cast<double>(prediction.high_bytes)), ")"));
     }
   };
-  for (int64_t sequence = longest_row(spec, data) / 2; sequence >= 64 && options.empty(); sequence /= 2) {
+  for (int64_t sequence = longest_row(spec, data) / 2; sequence >= 64 && options.empty();
+       sequence /= 2) {
     model::TrainSpec changed = spec;
     changed.sequence = sequence;
     try_spec(cat("batch.sequence = ", sequence), changed, shape);
@@ -130,8 +133,9 @@ int64_t total_steps(const model::TrainSpec& spec, int64_t num_rows) {
   return std::max<int64_t>(1, std::llround(spec.epochs * static_cast<double>(per_epoch)));
 }
 
-model::MemorySettings memory_settings(const model::ModelConfig& config, const model::TrainSpec& spec,
-                                      const DataShape& data, const PlanShape& shape) {
+model::MemorySettings memory_settings(const model::ModelConfig& config,
+                                      const model::TrainSpec& spec, const DataShape& data,
+                                      const PlanShape& shape) {
   model::MemorySettings settings;
   settings.linears = model::adapted_linears(config, spec.lora);
   settings.weight_dtype = shape.weight_dtype;
@@ -144,34 +148,38 @@ model::MemorySettings memory_settings(const model::ModelConfig& config, const mo
   return settings;
 }
 
-Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spec, const DataShape& data,
-                   const PlanShape& shape, const GpuType& gpu) {
+Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spec,
+                   const DataShape& data, const PlanShape& shape, const GpuType& gpu) {
   const DeviceTraits traits = traits_for(gpu, shape.threads);
   const model::MemorySettings settings = memory_settings(config, spec, data, shape);
   const model::MemoryPlan plan = model::memory_plan(config, shape.layout, {}, settings, traits);
 
   Prediction prediction;
   prediction.planned_bytes = plan.total_bytes();
-  const uint64_t overhead = (runs_on_host(gpu) ? 0 : gpu.context_bytes) + process_bytes(gpu, settings);
+  const uint64_t overhead =
+      (runs_on_host(gpu) ? 0 : gpu.context_bytes) + process_bytes(gpu, settings);
   prediction.parts = {{"weights", plan.weights_bytes},
                       {"adapter and optimizer", plan.trainable_bytes},
                       {"activations", plan.activations_bytes},
                       {"workspace", plan.workspace_bytes},
                       {runs_on_host(gpu) ? "process" : "context", overhead}};
   prediction.predicted_bytes = prediction.planned_bytes + overhead;
-  const uint64_t error = std::max(
-      static_cast<uint64_t>(kErrorShare * static_cast<double>(prediction.predicted_bytes)), kErrorFloorBytes);
+  const uint64_t error =
+      std::max(static_cast<uint64_t>(kErrorShare * static_cast<double>(prediction.predicted_bytes)),
+               kErrorFloorBytes);
   prediction.low_bytes = prediction.predicted_bytes - std::min(error, prediction.predicted_bytes);
   prediction.high_bytes = prediction.predicted_bytes + error;
-  prediction.usable_bytes = runs_on_host(gpu)
-                                ? gpu.memory_bytes
-                                : static_cast<uint64_t>(kUsableShare * static_cast<double>(gpu.memory_bytes));
-  prediction.moment = plan.moments.empty() ? "" : plan.moments[static_cast<size_t>(plan.peak_moment)].name;
+  prediction.usable_bytes =
+      runs_on_host(gpu)
+          ? gpu.memory_bytes
+          : static_cast<uint64_t>(kUsableShare * static_cast<double>(gpu.memory_bytes));
+  prediction.moment =
+      plan.moments.empty() ? "" : plan.moments[static_cast<size_t>(plan.peak_moment)].name;
   prediction.fits = prediction.high_bytes <= prediction.usable_bytes;
   if (!prediction.fits) {
     prediction.reason =
-        cat("needs ", format_bytes(static_cast<double>(prediction.high_bytes)), ", ", gpu.name, " has ",
-            format_bytes(static_cast<double>(prediction.usable_bytes)));
+        cat("needs ", format_bytes(static_cast<double>(prediction.high_bytes)), ", ", gpu.name,
+            " has ", format_bytes(static_cast<double>(prediction.usable_bytes)));
   }
   add_speed(config, spec, data, shape, gpu, settings.linears, &prediction);
   return prediction;
@@ -182,16 +190,19 @@ std::vector<Candidate> candidates(const model::ModelConfig& config, const model:
   const int64_t row = longest_row(spec, data);
   PlanShape shape;
   shape.weight_dtype = weight_dtype_for(config, spec.precision);
-  shape.threads = spec.threads > 0 ? static_cast<int>(std::min<int64_t>(spec.threads, threads)) : threads;
+  shape.threads =
+      spec.threads > 0 ? static_cast<int>(std::min<int64_t>(spec.threads, threads)) : threads;
 
   std::vector<int64_t> budgets;
   if (spec.micro_batch_tokens > 0) {
     budgets = {std::max(spec.micro_batch_tokens, row)};
   } else {
     // More tokens than a global batch holds, or than keep a device busy, gain nothing.
-    const auto enough = static_cast<int64_t>(std::ceil(mean_tokens(spec, data) * static_cast<double>(spec.global_batch)));
+    const auto enough = static_cast<int64_t>(
+        std::ceil(mean_tokens(spec, data) * static_cast<double>(spec.global_batch)));
     for (const int64_t rows : kMicroBatchRows) {
-      const int64_t tokens = std::min(rows * row, std::max<int64_t>(row, std::min<int64_t>(enough, 4096)));
+      const int64_t tokens =
+          std::min(rows * row, std::max<int64_t>(row, std::min<int64_t>(enough, 4096)));
       if (budgets.empty() || tokens < budgets.back()) budgets.push_back(tokens);
     }
   }

@@ -16,38 +16,38 @@ namespace galley::predictor {
 /// What is known of a job's rows.
 struct DataShape {
   int64_t num_rows = 0;
-  int64_t longest_tokens = 0;          // after truncation
+  int64_t longest_tokens = 0;  // after truncation
   double mean_tokens = 0;
-  double target_fraction = 1;          // targets / tokens
-  bool measured = false;               // false: assumed from the spec alone (config.json only)
+  double target_fraction = 1;  // targets / tokens
+  bool measured = false;       // false: assumed from the spec alone (config.json only)
 };
 
 /// How a job would run on GPUs of one type.
 struct PlanShape {
-  model::ParallelLayout layout;        // 1 x 1 x 1 in this version
+  model::ParallelLayout layout;  // 1 x 1 x 1 in this version
   int64_t micro_batch_tokens = 0;
   bool recompute_blocks = false;
   DType weight_dtype = DType::kF32;
-  int threads = 1;                     // host device
+  int threads = 1;  // host device
 };
 
 struct PredictionPart {
-  std::string name;                    // "weights", "adapter and optimizer", "activations", "workspace", "context"
+  std::string name;  // "weights", "adapter and optimizer", "activations", "workspace", "context"
   uint64_t bytes = 0;
 };
 
 struct Prediction {
   bool fits = false;
-  std::string reason;                  // why it does not fit, and the cheapest change that would
-  std::string moment;                  // that makes the peak
-  uint64_t planned_bytes = 0;          // what the device will hand out: memory_plan().total_bytes()
-  uint64_t predicted_bytes = 0;        // peak of the worker on this GPU: planned + overheads
-  uint64_t low_bytes = 0, high_bytes = 0;   // error bar of the measured peak
-  uint64_t usable_bytes = 0;           // of the GPU
-  std::vector<PredictionPart> parts;   // sum to predicted_bytes
+  std::string reason;            // why it does not fit, and the cheapest change that would
+  std::string moment;            // that makes the peak
+  uint64_t planned_bytes = 0;    // what the device will hand out: memory_plan().total_bytes()
+  uint64_t predicted_bytes = 0;  // peak of the worker on this GPU: planned + overheads
+  uint64_t low_bytes = 0, high_bytes = 0;  // error bar of the measured peak
+  uint64_t usable_bytes = 0;               // of the GPU
+  std::vector<PredictionPart> parts;       // sum to predicted_bytes
   double tokens_per_second = 0;
-  int64_t steps = 0;                   // optimizer steps of the whole job
-  double seconds = 0;                  // of the whole job
+  int64_t steps = 0;   // optimizer steps of the whole job
+  double seconds = 0;  // of the whole job
 };
 
 /// True for emulated types and for the host device itself.
@@ -55,8 +55,9 @@ bool runs_on_host(const GpuType& gpu);
 /// Planned traits of the device that a GPU type stands for (emulated and host: the host device's).
 DeviceTraits traits_for(const GpuType& gpu, int threads);
 /// Settings for model::memory_plan that the trainer will use for this job and shape.
-model::MemorySettings memory_settings(const model::ModelConfig& config, const model::TrainSpec& spec,
-                                      const DataShape& data, const PlanShape& shape);
+model::MemorySettings memory_settings(const model::ModelConfig& config,
+                                      const model::TrainSpec& spec, const DataShape& data,
+                                      const PlanShape& shape);
 /// Weight dtype that precision and stored dtype give.
 DType weight_dtype_for(const model::ModelConfig& config, model::Precision precision);
 

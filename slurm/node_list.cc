@@ -39,7 +39,8 @@ std::vector<std::string> expand_range(std::string_view list, std::string_view bo
     const std::string low_text = item.substr(0, dash);
     const std::string high_text = dash == std::string::npos ? low_text : item.substr(dash + 1);
     const auto low = parse_int(low_text), high = parse_int(high_text);
-    if (!low || !high || *low < 0 || *high < *low) bad(list, cat("\"", item, "\" is no range of numbers"));
+    if (!low || !high || *low < 0 || *high < *low)
+      bad(list, cat("\"", item, "\" is no range of numbers"));
     if (static_cast<size_t>(*high - *low) >= kMaxNames) bad(list, "it has too many names");
     for (int64_t i = *low; i <= *high; ++i) {
       out.push_back(format("%0*lld", static_cast<int>(low_text.size()), static_cast<long long>(i)));
@@ -55,7 +56,8 @@ void expand_part(std::string_view list, std::string_view part, std::vector<std::
     for (std::string& name : names) name += part.substr(0, open);
     if (open == std::string_view::npos) break;
     const size_t close = part.find(']', open);
-    const std::vector<std::string> range = expand_range(list, part.substr(open + 1, close - open - 1));
+    const std::vector<std::string> range =
+        expand_range(list, part.substr(open + 1, close - open - 1));
     if (names.size() * range.size() > kMaxNames) bad(list, "it has too many names");
     std::vector<std::string> longer;
     for (const std::string& name : names) {

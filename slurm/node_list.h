@@ -7,8 +7,8 @@
 
 namespace galley::slurm {
 
-/// Names in order; several brackets multiply, the first one slowest. Error(kBadConfig) for text that
-/// is no node list, or for more than 65,536 names.
+/// Names in order; several brackets multiply, the first one slowest. Error(kBadConfig) for text
+/// that is no node list, or for more than 65,536 names.
 std::vector<std::string> expand_node_list(std::string_view list);
 
 /// "2(x2),1" -> 2, 2, 1 (SLURM_TASKS_PER_NODE, SLURM_JOB_CPUS_PER_NODE).

@@ -1,7 +1,7 @@
 // DeviceTraits: what byte arithmetic must know of a device, as a plain value.
 //
-// The memory plan (engine/model) takes it, devices (engine/device) give it; neither includes the other.
-// Packed weights: every linear weight [out, in] is stored in ONE form per dtype: panels of
+// The memory plan (engine/model) takes it, devices (engine/device) give it; neither includes the
+// other. Packed weights: every linear weight [out, in] is stored in ONE form per dtype: panels of
 // `panel_outputs` output rows, each panel [in][panel_outputs] (the last panel padded with zeros);
 // bf16 panels interleave outputs j and j + panel_outputs/2 in one 32-bit word (low half first), so
 // that one load widens to two vectors. panel_outputs == 1 means plain row-major [out][in].
@@ -19,10 +19,10 @@ constexpr uint64_t round_up(uint64_t value, uint64_t multiple) {
 }
 
 struct DeviceTraits {
-  uint64_t capacity_bytes = 0;      // hard limit of the allocator
-  uint32_t alignment_bytes = 64;    // of every tensor in an arena
-  uint32_t panel_outputs = 32;      // see above
-  uint32_t num_threads = 1;         // host: threads of the worker's pool
+  uint64_t capacity_bytes = 0;             // hard limit of the allocator
+  uint32_t alignment_bytes = 64;           // of every tensor in an arena
+  uint32_t panel_outputs = 32;             // see above
+  uint32_t num_threads = 1;                // host: threads of the worker's pool
   uint64_t gemm_workspace_bytes = 0;       // fixed scratch of the linear operations, all threads
   uint64_t attention_workspace_bytes = 0;  // fixed scratch of the attention operations, all threads
 };

@@ -9,8 +9,9 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "engine/core/strings.h"
@@ -27,7 +28,7 @@ FileDescriptor open_for_read(const std::string& path) {
 }
 
 struct stat status_of(int fd, const std::string& path) {
-  struct stat status{};
+  struct stat status {};
   if (::fstat(fd, &status) != 0) throw_errno("look at", path, errno);
   if (S_ISDIR(status.st_mode)) {
     throw Error(Reason::kMissingPath, path + " is a directory, a file is needed here");
@@ -67,12 +68,12 @@ std::string read_file(const std::string& path, uint64_t max_bytes) {
 bool path_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
 bool is_directory(const std::string& path) {
-  struct stat status{};
+  struct stat status {};
   return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
 }
 
 uint64_t file_bytes(const std::string& path) {
-  struct stat status{};
+  struct stat status {};
   if (::stat(path.c_str(), &status) != 0) throw_errno("look at", path, errno);
   return static_cast<uint64_t>(status.st_size);
 }
@@ -100,7 +101,8 @@ void remove_file_if_exists(const std::string& path) {
 }
 
 void sync_directory(const std::string& path) {
-  const FileDescriptor fd(::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const FileDescriptor fd(
+      ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid()) throw_errno("open directory", path, errno);
   // Some network file systems refuse fsync on directories; the rename itself has happened.
   if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
@@ -161,7 +163,8 @@ void sweep_temporaries(const std::string& directory) {
     const std::string rest = name.substr(mark + kTemporaryMark.size());
     const auto pid = parse_int(rest.substr(0, rest.find('-')));
     const bool alive = pid && ::kill(static_cast<pid_t>(*pid), 0) == 0;
-    if (!alive) ::unlink(path_join(directory, name).c_str());
+    std::error_code ignored;
+    if (!alive) std::filesystem::remove_all(path_join(directory, name), ignored);
   }
   ::closedir(handle);
 }

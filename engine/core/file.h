@@ -72,7 +72,8 @@ class AtomicFile {
 void write_file_atomically(const std::string& path, std::string_view text, unsigned mode = 0600);
 /// Name of a temporary beside `path`, unique to this process and call.
 std::string temporary_beside(const std::string& path);
-/// Removes leftovers of dead processes beside `path` (names made by temporary_beside).
+/// Removes leftovers (files and folders) of dead processes in a directory (names made by
+/// temporary_beside).
 void sweep_temporaries(const std::string& directory);
 
 /// An open file descriptor that closes itself.

@@ -19,7 +19,9 @@ uint64_t hash64(const void* bytes, size_t size, uint64_t seed) {
   return XXH3_64bits_withSeed(bytes, size, seed);
 }
 
-std::string hash128_hex(const void* bytes, size_t size) { return hex_of(XXH3_128bits(bytes, size)); }
+std::string hash128_hex(const void* bytes, size_t size) {
+  return hex_of(XXH3_128bits(bytes, size));
+}
 
 struct StreamHash::State {
   XXH3_state_t* xxh = XXH3_createState();

@@ -14,7 +14,9 @@ inline uint64_t hash64(std::string_view text, uint64_t seed = 0) {
 }
 /// 32 hexadecimal digits of the 128-bit hash.
 std::string hash128_hex(const void* bytes, size_t size);
-inline std::string hash128_hex(std::string_view text) { return hash128_hex(text.data(), text.size()); }
+inline std::string hash128_hex(std::string_view text) {
+  return hash128_hex(text.data(), text.size());
+}
 
 /// 128-bit hash of a stream of pieces; equals hash128_hex of them joined.
 class StreamHash {

@@ -47,7 +47,8 @@ class Json {
   /// "null", "a boolean", "an integer", "a number", "a string", "a list", "an object".
   std::string_view kind_name() const;
 
-  // Each throws Error(kInternal) when the kind differs: check first, or use the checked get_* below.
+  // Each throws Error(kInternal) when the kind differs: check first, or use the checked get_*
+  // below.
   bool as_bool() const;
   int64_t as_int() const;
   double as_double() const;  // also of an integer
@@ -94,8 +95,8 @@ struct JsonLimits {
 struct JsonFault {
   enum class Kind { kSyntax, kTooDeep, kDuplicateKey, kInvalidUtf8, kInvalidUnicode };
   Kind kind = Kind::kSyntax;
-  size_t offset = 0;      // bytes from the start
-  std::string message;    // without position
+  size_t offset = 0;    // bytes from the start
+  std::string message;  // without position
 };
 
 /// Parses one JSON text; returns false and fills `fault` instead of throwing.

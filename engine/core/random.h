@@ -18,7 +18,8 @@ std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<u
 /// A stream number for a purpose and its indices.
 uint64_t random_stream(std::string_view purpose, std::initializer_list<uint64_t> indices = {});
 
-/// A sequence of draws that starts at a given position. Copyable; its state is (seed, stream, position).
+/// A sequence of draws that starts at a given position. Copyable; its state is (seed, stream,
+/// position).
 class Random {
  public:
   Random(uint64_t seed, uint64_t stream, uint64_t position = 0)

@@ -209,9 +209,9 @@ std::optional<uint64_t> parse_bytes(std::string_view text) {
     std::string_view name;
     double factor;
   };
-  constexpr Unit kUnits[] = {{"B", 1},           {"KiB", 1024.},       {"MiB", 1048576.},
-                             {"GiB", 1073741824.}, {"TiB", 1099511627776.}, {"KB", 1e3},
-                             {"MB", 1e6},        {"GB", 1e9},          {"TB", 1e12}};
+  constexpr Unit kUnits[] = {
+      {"B", 1},    {"KiB", 1024.}, {"MiB", 1048576.}, {"GiB", 1073741824.}, {"TiB", 1099511627776.},
+      {"KB", 1e3}, {"MB", 1e6},    {"GB", 1e9},       {"TB", 1e12}};
   for (const Unit& candidate : kUnits) {
     if (candidate.name == unit) return static_cast<uint64_t>(*number * candidate.factor);
   }

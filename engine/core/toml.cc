@@ -1,8 +1,9 @@
 #include "engine/core/toml.h"
 
+#include <toml++/toml.h>
+
 #include <algorithm>
 #include <sstream>
-#include <toml++/toml.h>
 
 #include "engine/core/file.h"
 #include "engine/core/json.h"
@@ -88,7 +89,8 @@ ConfigValue convert(const Json& json) {
       break;
     case Json::Kind::kObject:
       out.kind = ConfigValue::Kind::kTable;
-      for (const auto& [key, value] : json.as_object()) out.members.emplace_back(key, convert(value));
+      for (const auto& [key, value] : json.as_object())
+        out.members.emplace_back(key, convert(value));
       break;
   }
   return out;
@@ -104,7 +106,7 @@ const ConfigValue* ConfigValue::find(std::string_view key) const {
 }
 
 std::string_view ConfigValue::kind_name() const {
-  constexpr std::string_view kNames[] = {"a string", "an integer", "a number", "a boolean",
+  constexpr std::string_view kNames[] = {"a string", "an integer", "a number",      "a boolean",
                                          "a list",   "a table",    "a date or time"};
   return kNames[static_cast<int>(kind)];
 }
@@ -128,7 +130,8 @@ std::string ConfigValue::to_toml() const {
     }
     case Kind::kTable: {
       std::vector<std::string> parts;
-      for (const auto& [key, value] : members) parts.push_back(json_quote(key) + " = " + value.to_toml());
+      for (const auto& [key, value] : members)
+        parts.push_back(json_quote(key) + " = " + value.to_toml());
       return "{ " + join(parts, ", ") + " }";
     }
   }

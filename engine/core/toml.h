@@ -17,13 +17,13 @@ namespace galley {
 struct ConfigValue {
   enum class Kind { kString, kInt, kDouble, kBool, kArray, kTable, kTime };
   Kind kind = Kind::kTable;
-  std::string text;                      // kString, and kTime as written
-  int64_t integer = 0;                   // kInt
-  double number = 0;                     // kInt and kDouble
-  bool boolean = false;                  // kBool
-  std::vector<ConfigValue> items;        // kArray
-  std::vector<std::pair<std::string, ConfigValue>> members;   // kTable, in file order
-  int line = 0, column = 0;              // of the value (of the key for tables); 0: not from a file
+  std::string text;                                          // kString, and kTime as written
+  int64_t integer = 0;                                       // kInt
+  double number = 0;                                         // kInt and kDouble
+  bool boolean = false;                                      // kBool
+  std::vector<ConfigValue> items;                            // kArray
+  std::vector<std::pair<std::string, ConfigValue>> members;  // kTable, in file order
+  int line = 0, column = 0;  // of the value (of the key for tables); 0: not from a file
 
   const ConfigValue* find(std::string_view key) const;
   /// "a string", "an integer", ...
@@ -36,7 +36,7 @@ struct ConfigValue {
 struct ConfigFault {
   Reason reason = Reason::kBadConfig;
   int line = 0;
-  std::string message;                   // without position
+  std::string message;  // without position
 };
 /// "file:line: message" of each, one per line.
 std::string format_faults(const std::string& file, const std::vector<ConfigFault>& faults);
