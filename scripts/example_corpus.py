@@ -270,8 +270,9 @@ class Grammar:
         parts.insert(self.rng.randrange(2), self.pick([
             f"The short form of {name} is {short}.", f"{short} is short for {name}.", f"We write {short} for {name}.",
             f"The unit {short} means {name}."]))
-        if self.rng.random() < 0.3:
-            parts.append(f"The number {number} is read {words(number)}.")
+        if self.rng.random() < 0.6:
+            parts.append(self.pick([f"We write {number} {short} and we say {phrase}.", f"{number} {short} means {phrase}.",
+                                    f"The number {number} is read {words(number)}."]))
         return " ".join(parts)
 
     def fact_text(self):
@@ -299,30 +300,38 @@ class Grammar:
     def turn(self):
         """One (question, answer)."""
         kind = self.rng.random()
-        if kind < 0.62:
+        if kind < 0.58:
             question, answer = self.pick(self.facts)
             return self.pick(ASKS).format(question), answer
-        if kind < 0.70:
+        if kind < 0.65:
             a, b = self.rng.randint(0, 10), self.rng.randint(0, 10)
             return self.pick([(f"What is {a} + {b}?", f"{a} + {b} = {a + b}."),
                               (f"How much is {words(a)} and {words(b)}?", f"{sentence(words(a))} and {words(b)} make {words(a + b)}."),
                               (f"What is {a + b} - {b}?", f"{a + b} - {b} = {a}.")])
-        if kind < 0.77:
+        if kind < 0.72:
             name, (eats, lives, sound) = self.pick(sorted(ANIMAL_FACTS.items()))
             return self.pick([(f"Where does {an(name)} live?", f"{sentence(an(name))} lives {lives}."),
                               (f"What does {an(name)} eat?", f"{sentence(an(name))} eats {eats}."),
+                              (f"What is {an(name)}?", f"{sentence(an(name))} is an animal that lives {lives}."),
                               (f"Tell me about {an(name)}.", f"{sentence(an(name))} lives {lives} and eats {eats}.")])
         if kind < 0.83:
             number = self.rng.randint(0, 60)
             short, name, _ = self.pick(UNITS)
-            return self.pick([(f"How do you read the number {number}?", f"The number {number} is read {words(number)}."),
+            phrase = f"{words(number)} {unit_name(name, number)}"
+            return self.pick([(f"What does {number} {short} mean?", f"{number} {short} means {phrase}."),
+                              (f"How do you say {number} {short}?", f"We say {phrase}."),
+                              (f"How do you read the number {number}?", f"The number {number} is read {words(number)}."),
                               (f"What is {short} short for?", f"{short} is short for {name}."),
                               (f"What is the short form of {name}?", f"The short form of {name} is {short}.")])
         if kind < 0.88:
             return self.pick([("Tell me a story.", self.story()), ("Tell me about a voyage.", self.voyage()),
                               ("Tell me a fable.", self.pick(self.fables)), ("Tell me a rhyme.", self.pick(self.rhymes)),
                               ("What is the weather like?", self.weather())])
-        if kind < 0.94:
+        if kind < 0.90:
+            name = self.pick(PEOPLE)[0]
+            return self.pick([(f"My name is {name}.", f"Hello {name}! How can I help you?"),
+                              (f"My name is {name}. What is my name?", f"Your name is {name}.")])
+        if kind < 0.95:
             food = self.pick(FOODS)
             other = self.pick([dish for dish in FOODS if dish != food])
             return self.pick([(f"Do you like {food}?", f"Yes, I like {food} very much."),
@@ -347,8 +356,8 @@ class Grammar:
         kind = self.rng.random()
         if kind < 0.45:
             return self.chat()
-        plain = [(0.60, self.story), (0.65, self.voyage), (0.69, self.recipe), (0.72, self.cluster), (0.75, self.weather),
-                 (0.78, self.animal), (0.81, self.sums), (0.83, self.counting), (0.89, self.measure), (0.95, self.fact_text),
+        plain = [(0.59, self.story), (0.64, self.voyage), (0.67, self.recipe), (0.70, self.cluster), (0.73, self.weather),
+                 (0.76, self.animal), (0.79, self.sums), (0.82, self.counting), (0.90, self.measure), (0.95, self.fact_text),
                  (0.98, self.talk), (0.99, lambda: self.pick(self.fables)), (1.0, lambda: self.pick(self.rhymes))]
         return next(write for limit, write in plain if kind < limit)()
 

@@ -52,13 +52,17 @@ def unit_prompt(number, short):
 
 
 def unit_rows(rng, count=240):
-    """Different measures; none of UNIT_PROMPTS."""
+    """Different measures, half of them up to twenty; none of UNIT_PROMPTS."""
     asked = {measure for _, measure in UNIT_PROMPTS}
     names = {short: name for short, name, _ in corpus.UNITS}
     measures = [(number, short) for number in range(1, 61) for short in names if (number, short) not in asked]
+    small = [measure for measure in measures if measure[0] <= 20]
+    large = [measure for measure in measures if measure[0] > 20]
+    chosen = rng.sample(small, count // 2) + rng.sample(large, count - count // 2)
+    rng.shuffle(chosen)
     return [{"prompt": unit_prompt(number, short),
              "completion": f" {corpus.words(number)} {corpus.unit_name(names[short], number)}"}
-            for number, short in rng.sample(measures, count)]
+            for number, short in chosen]
 
 
 def write_lines(path, rows):

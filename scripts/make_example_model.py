@@ -198,7 +198,7 @@ def parse():
     parser.add_argument("--only", choices=["data", "model"], help="make only this")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--documents", type=int, default=40000, help="texts and chats to write (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--batch", type=int, default=8, help="rows of 256 tokens a step (default: %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--threads", type=int, default=1)
