@@ -1,0 +1,78 @@
+// Agent: holds a rank's place in the MPI world, starts, watches and fences the workers of its GPUs.
+//
+// An event loop in steps; the driver (rank_loop) calls step() and sleeps between. Never waits for a
+// worker or for MPI. One thread owns it, the process's main thread.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/core/channel.h"
+#include "engine/core/log.h"
+#include "launcher/protocol.h"
+#include "launcher/worker_process.h"
+
+namespace galley::launcher {
+
+struct AgentSettings {
+  double beat_every_s = 1;
+  double memory_every_s = 0.1;       // samples of a worker's resident memory
+  double memory_report_s = 1;        // a new peak is told at most so often
+  double worker_silent_s = 20;       // no beat of the side thread: stopped or gone mad
+  double leave_s = 10;               // from its last word to its end
+  double coordinator_silent_s = 60;  // after the first beat: the coordinator is gone
+  std::string host;
+};
+
+class Agent {
+ public:
+  /// `channel` and `log` must outlive the agent; `log` may be nullptr.
+  Agent(Channel* channel, WorkerStarter starter, AgentSettings settings, Log* log);
+  ~Agent();
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+  /// A message for agents that has arrived.
+  void handle(const Json& message, double now);
+  /// One round over the workers; true when there was something to do.
+  bool step(double now);
+  /// File descriptors whose readiness ends a sleep.
+  std::vector<int> wait_fds() const;
+  bool idle() const { return workers_.empty(); }
+  /// After "quit", or when the coordinator is gone: the code of the run.
+  bool quit() const { return quit_; }
+  int exit_code() const { return exit_code_; }
+  /// The coordinator says that every rank is alive.
+  bool may_finalize() const { return may_finalize_; }
+
+ private:
+  struct Worker;
+
+  void assign(const Json& message, double now);
+  void end_workers(double now);
+  bool step_worker(Worker& worker, double now);
+  bool take_messages(Worker& worker, double now);
+  void on_message(Worker& worker, const Json& message, double now);
+  void sample_memory(Worker& worker, double now);
+  void check_deadlines(Worker& worker, double now);
+  void kill(Worker& worker, Reason reason, const std::string& text);
+  void report_end(Worker& worker, const WorkerExit& exit);
+  Json about(const Worker& worker, std::string_view kind) const;
+  void log(LogLevel level, const std::string& job, const std::string& text);
+
+  Channel* channel_;
+  WorkerStarter starter_;
+  AgentSettings settings_;
+  Log* log_;
+  std::string logs_folder_;  // told by "run"
+  std::vector<std::unique_ptr<Worker>> workers_;
+  double last_beat_ = -1;
+  double coordinator_beat_ = -1;  // -1: none yet
+  bool quit_ = false;
+  bool may_finalize_ = false;
+  int exit_code_ = 0;
+};
+
+}  // namespace galley::launcher

@@ -1,0 +1,108 @@
+#include "launcher/mpi_world.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "engine/core/error.h"
+#include "engine/core/file.h"
+#include "engine/core/strings.h"
+#include "launcher/mpi/mpi_library.h"
+#include "launcher/process.h"
+
+namespace galley::launcher {
+namespace {
+
+constexpr unsigned kInitSeconds =
+    60;  // a rank that dies inside MPI_Init may leave the others there
+constexpr const char* kLibrary = "libgalley_mpi.so";
+
+const GalleyMpiFunctions* open_library() {
+  const std::string folder = path_directory(own_executable());
+  std::vector<std::string> tried;
+  for (const char* place : {"", "lib", "../lib"}) {
+    const std::string path = path_join(path_join(folder, place), kLibrary);
+    tried.push_back(path);
+    if (!path_exists(path)) continue;
+    // Global: the MPI library's own plugins look for its symbols in the program.
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+    if (library == nullptr) {
+      throw Error(Reason::kInternal, cat("cannot load ", path, ": ", dlerror(),
+                                         "; is Open MPI's run-time installed on this node?"));
+    }
+    using Entry = const GalleyMpiFunctions* (*)();
+    const auto entry = reinterpret_cast<Entry>(dlsym(library, "galley_mpi_functions"));
+    if (entry == nullptr || entry()->interface_version != kGalleyMpiInterface) {
+      throw Error(Reason::kInternal, cat(path, " belongs to another version of galley"));
+    }
+    return entry();
+  }
+  throw Error(Reason::kInternal,
+              cat("cannot find galley's MPI library; looked for ", join(tried, ", ")));
+}
+
+class OpenWorld : public MpiWorld {
+ public:
+  OpenWorld() : functions_(open_library()) {
+    alarm(kInitSeconds);
+    char error[256] = "";
+    world_ = functions_->open(error, sizeof error);
+    if (world_ == nullptr) throw Error(Reason::kInternal, cat("MPI does not start: ", error));
+  }
+
+  int rank() const override { return functions_->rank(world_); }
+  int size() const override { return functions_->size(world_); }
+  std::string version() const override { return functions_->version(world_); }
+  void started() override { alarm(0); }
+
+  void send(int to, std::string bytes) override {
+    functions_->send(world_, to, bytes.data(), bytes.size());
+  }
+
+  std::optional<ChannelMessage> try_receive() override {
+    functions_->pending(world_);
+    ChannelMessage message;
+    size_t num_bytes = 0;
+    if (functions_->probe(world_, &message.from, &num_bytes) == 0) return std::nullopt;
+    message.bytes.resize(num_bytes);
+    if (functions_->receive(world_, message.from, message.bytes.data(), num_bytes) != 0) {
+      return std::nullopt;
+    }
+    return message;
+  }
+
+  bool flush() override { return functions_->pending(world_) == 0; }
+
+  void finalize() override {
+    functions_->finalize(world_);
+    world_ = nullptr;
+  }
+
+ private:
+  const GalleyMpiFunctions* functions_;
+  GalleyMpiWorld* world_ = nullptr;  // not finalized by the destructor: that may hang
+};
+
+}  // namespace
+
+std::unique_ptr<MpiWorld> MpiWorld::open() { return std::make_unique<OpenWorld>(); }
+
+void check_started_by_mpirun(const Environment& environment) {
+  if (environment.has("OMPI_COMM_WORLD_RANK") || environment.has("PMIX_RANK")) return;
+  if (environment.has("SLURM_STEP_ID")) {
+    throw Error(Reason::kUsage,
+                "srun started galley without PMIx, so that MPI cannot start; say "
+                "srun --mpi=pmix galley run ..., or mpirun galley run ... in a batch script");
+  }
+  if (environment.has("PMI_RANK")) {
+    throw Error(Reason::kUsage,
+                "this mpirun is not Open MPI's (it sets PMI_RANK only); galley needs the mpirun of "
+                "Open MPI 4.1 or 5");
+  }
+  throw Error(Reason::kUsage,
+              "galley run was started alone; start it as mpirun -n 2 galley run JOBS.toml, or use "
+              "galley launch JOBS.toml");
+}
+
+}  // namespace galley::launcher

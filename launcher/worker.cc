@@ -1,0 +1,250 @@
+#include "launcher/worker.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "engine/core/link.h"
+#include "engine/core/strings.h"
+#include "launcher/process.h"
+#include "launcher/protocol.h"
+#include "launcher/run.h"
+
+namespace galley::launcher {
+namespace {
+
+constexpr double kBeatEverySeconds = 0.5;
+constexpr double kSignEverySeconds = 0.2;  // at most so often: alive and progress
+constexpr int kStartTimeoutMs = 60000;
+constexpr int kDrainMs = 10000;
+
+/// The link, shared by the job's thread and the beating one.
+class SharedLink {
+ public:
+  explicit SharedLink(FileDescriptor socket) : link_(std::move(socket)) {}
+
+  void send(const Json& message) {
+    const std::lock_guard lock(mutex_);
+    link_.send(message.dump());
+  }
+  bool drain() {
+    const std::lock_guard lock(mutex_);
+    return link_.drain(kDrainMs);
+  }
+  std::optional<Json> receive() {
+    const std::lock_guard lock(mutex_);
+    link_.flush();
+    const std::optional<std::string> bytes = link_.try_receive();
+    if (!bytes) return std::nullopt;
+    return parse_message(*bytes, {Direction::kToWorker});
+  }
+  bool closed() {
+    const std::lock_guard lock(mutex_);
+    return link_.closed();
+  }
+  /// Only before the side thread starts.
+  bool wait(int timeout_ms) { return link_.wait(timeout_ms); }
+
+ private:
+  std::mutex mutex_;
+  Link link_;  // guarded by mutex_
+};
+
+/// Says "beat" until it is destroyed.
+class Heart {
+ public:
+  explicit Heart(SharedLink* link)
+      : thread_([this, link] {
+          std::unique_lock lock(mutex_);
+          while (!stop_) {
+            link->send(make_message("beat"));
+            wake_.wait_for(lock, std::chrono::duration<double>(kBeatEverySeconds));
+          }
+        }) {}
+  ~Heart() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+  Heart(const Heart&) = delete;
+  Heart& operator=(const Heart&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;  // guarded by mutex_
+  std::thread thread_;
+};
+
+class LinkEvents : public trainer::JobEvents {
+ public:
+  explicit LinkEvents(SharedLink* link) : link_(link) {}
+
+  void alive(const std::string& what) override {
+    if (!due(&last_alive_)) return;
+    link_->send(make_message("alive").set("what", what));
+  }
+
+  void started(int64_t step, int64_t total_steps, const std::string& note) override {
+    link_->send(make_message("started")
+                    .set("step", step)
+                    .set("total_steps", total_steps)
+                    .set("note", note));
+  }
+
+  void progress(const trainer::JobProgress& progress) override {
+    new_tokens_ += progress.step_tokens;
+    last_ = progress;
+    unsent_ = true;
+    if (due(&last_progress_)) send_progress();
+  }
+
+  void checkpointed(int64_t step, double seconds) override {
+    send_progress();
+    link_->send(make_message("checkpointed").set("step", step).set("seconds", seconds));
+  }
+
+  void warn(const std::string& message) override {
+    link_->send(make_message("warning").set("text", message));
+  }
+
+  trainer::JobCommand command() override {
+    while (const std::optional<Json> message = link_->receive()) {
+      if (message_kind(*message) != "command") continue;
+      const std::string command = message->get_string("command");
+      if (command == "stop") pending_ = trainer::JobCommand::kStop;
+      if (command == "checkpoint" && pending_ == trainer::JobCommand::kNone) {
+        pending_ = trainer::JobCommand::kCheckpoint;
+      }
+    }
+    if (link_->closed()) throw Error(Reason::kAgentLost, "the agent is gone");
+    // A stop holds until the job has returned; a checkpoint is asked for once.
+    if (pending_ == trainer::JobCommand::kCheckpoint) {
+      return std::exchange(pending_, trainer::JobCommand::kNone);
+    }
+    return pending_;
+  }
+
+  void send_progress() {
+    if (!unsent_) return;
+    unsent_ = false;
+    link_->send(make_message("progress")
+                    .set("progress", to_json(last_))
+                    .set("new_tokens", std::exchange(new_tokens_, 0)));
+  }
+
+ private:
+  static bool due(double* last) {
+    const double now = monotonic_now();
+    if (now - *last < kSignEverySeconds) return false;
+    *last = now;
+    return true;
+  }
+
+  SharedLink* link_;
+  trainer::JobCommand pending_ = trainer::JobCommand::kNone;
+  trainer::JobProgress last_;
+  bool unsent_ = false;
+  int64_t new_tokens_ = 0;
+  double last_alive_ = 0, last_progress_ = 0;
+};
+
+std::optional<trainer::TrainAssignment> receive_assignment(SharedLink* link) {
+  const double end = monotonic_now() + kStartTimeoutMs * 1e-3;
+  while (!link->closed() && monotonic_now() < end) {
+    if (const std::optional<Json> message = link->receive()) {
+      if (message_kind(*message) != "start") continue;
+      return trainer::train_assignment_from_json(message->at("assignment"));
+    }
+    if (!link->closed()) link->wait(kStartTimeoutMs);
+  }
+  return std::nullopt;
+}
+
+/// Binds this process to the cores it was given; a machine that refuses leaves it unbound.
+void bind_to(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(static_cast<size_t>(cpu), &set);
+  sched_setaffinity(0, sizeof set, &set);
+}
+
+Json ended(std::string_view outcome) { return make_message("ended").set("outcome", Json(outcome)); }
+
+Json failure(Reason reason, const std::string& text) {
+  return ended("failed").set("reason", std::string(reason_traits(reason).name)).set("text", text);
+}
+
+Json run_assignment(const trainer::TrainAssignment& assignment, LinkEvents& events,
+                    const JobFunction& job) {
+  try {
+    const trainer::JobResult result = job(assignment, events);
+    events.send_progress();
+    const bool finished = result.outcome == trainer::JobResult::Outcome::kFinished;
+    return ended(finished ? "finished" : "stopped")
+        .set("progress", to_json(result.last))
+        .set("adapter", result.adapter_directory)
+        .set("planned_bytes", Json(result.planned_bytes))
+        .set("allocated_bytes", Json(result.allocated_bytes));
+  } catch (const Error& error) {
+    return failure(error.reason(), error.what());
+  } catch (const std::bad_alloc&) {
+    return failure(Reason::kOutOfMemory, "the machine has no memory left for this worker");
+  } catch (const std::exception& error) {
+    return failure(Reason::kInternal, error.what());
+  }
+}
+
+}  // namespace
+
+int serve_link(FileDescriptor socket, const JobFunction& job) {
+  SharedLink link(std::move(socket));
+  const std::optional<trainer::TrainAssignment> assignment = receive_assignment(&link);
+  if (!assignment) return reason_traits(Reason::kAgentLost).exit_code;
+  Json outcome;
+  {
+    const Heart heart(&link);
+    LinkEvents events(&link);
+    outcome = run_assignment(*assignment, events, job);
+  }
+  link.send(outcome);
+  link.drain();
+  return outcome.get_string("outcome") == "failed"
+             ? reason_traits(reason_from_name(outcome.get_string("reason"))).exit_code
+             : 0;
+}
+
+int worker_process_main(int argc, char** argv, const JobFunction& job) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // dies with the agent ...
+  const bool known = argc == 4 && std::string_view(argv[2]) == "--parent";
+  if (!known || parse_int(argv[3]) != static_cast<int64_t>(getppid())) {
+    return reason_traits(Reason::kUsage).exit_code;  // ... even if it died before this line
+  }
+  // The kernel shall take the worker, which can be started again, and not the agent.
+  std::ofstream("/proc/self/oom_score_adj") << 500;
+  return serve_link(FileDescriptor(kWorkerLinkFd),
+                    [&job](const trainer::TrainAssignment& assignment, trainer::JobEvents& events) {
+                      bind_to(assignment.cpus);
+                      return job(assignment, events);
+                    });
+}
+
+int worker_main(int argc, char** argv) { return worker_process_main(argc, argv, trainer::run_job); }
+
+}  // namespace galley::launcher

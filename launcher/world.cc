@@ -1,0 +1,175 @@
+#include "launcher/world.h"
+
+#include <algorithm>
+#include <set>
+
+#include "engine/core/error.h"
+#include "engine/core/strings.h"
+#include "launcher/protocol.h"
+
+namespace galley::launcher {
+namespace {
+
+void check_same_build(const std::vector<Hello>& hellos) {
+  const Hello& first = hellos.front();
+  for (const Hello& hello : hellos) {
+    if (hello.build == first.build && hello.protocol == first.protocol) continue;
+    throw Error(Reason::kUsage, cat("rank ", hello.rank, " on ", hello.host, " runs galley ",
+                                    hello.build, " (protocol ", hello.protocol, "), but rank 0 on ",
+                                    first.host, " runs ", first.build, " (protocol ",
+                                    first.protocol, "); start the same program on every node"));
+  }
+}
+
+std::map<std::string, std::vector<int>> cores_by_host(const std::vector<Hello>& hellos) {
+  std::map<std::string, std::set<int>> sets;
+  for (const Hello& hello : hellos) sets[hello.host].insert(hello.cpus.begin(), hello.cpus.end());
+  std::map<std::string, std::vector<int>> cores;
+  for (const auto& [host, set] : sets) cores[host].assign(set.begin(), set.end());
+  return cores;
+}
+
+std::vector<int> choose_agents(const std::vector<Hello>& hellos) {
+  std::map<std::string, int> ranks_on;
+  for (const Hello& hello : hellos) ++ranks_on[hello.host];
+  std::vector<int> agents;
+  for (const Hello& hello : hellos) {
+    if (hello.rank != 0 || ranks_on[hello.host] == 1) agents.push_back(hello.rank);
+  }
+  return agents;
+}
+
+void warn_of_binding(const std::vector<Hello>& hellos, RunWorld* world) {
+  std::vector<std::string> bound;
+  for (const Hello& hello : hellos) {
+    if (hello.cpus.size() == 1 && hello.node_cpus > 1) bound.push_back(cat(hello.rank));
+  }
+  if (bound.empty()) return;
+  world->warnings.push_back(cat("rank ", join(bound, ", "),
+                                " may use one core only; add --bind-to none to mpirun (or "
+                                "--cpu-bind=none to srun): galley binds its workers itself"));
+}
+
+void warn_of_gpus(const std::vector<Hello>& hellos, RunWorld* world) {
+  std::set<std::string> hosts;
+  for (const Hello& hello : hellos) {
+    const bool listed = !hello.visible_gpus.empty() && hello.visible_gpus != "NoDevFiles" &&
+                        hello.visible_gpus != "-1";
+    if (listed && !hello.gpu_driver) hosts.insert(hello.host);
+  }
+  if (hosts.empty()) return;
+  world->warnings.push_back(
+      cat("GPUs are listed on ", join(std::vector<std::string>(hosts.begin(), hosts.end()), ", "),
+          ", but no driver answers for them there; the host devices are used"));
+}
+
+void add_emulated(const placement::Cluster& file, const std::vector<Hello>& hellos,
+                  RunWorld* world) {
+  world->cluster = file;
+  std::map<std::string, int> gpus_on;
+  for (placement::Gpu& gpu : world->cluster.gpus) {
+    const int rank = world->agents[static_cast<size_t>(gpu.node) % world->agents.size()];
+    const std::string& host = hellos[static_cast<size_t>(rank)].host;
+    world->gpu_rank.push_back(rank);
+    world->gpu_host.push_back(host);
+    ++gpus_on[host];
+  }
+  for (size_t i = 0; i < world->cluster.gpus.size(); ++i) {
+    const std::string& host = world->gpu_host[i];
+    const int cores = static_cast<int>(world->cores[host].size());
+    world->cluster.gpus[i].threads = std::max(1, cores / gpus_on[host]);
+  }
+}
+
+// Rough peaks for the planner's order of speeds only; one type per machine, so they decide nothing
+// else.
+constexpr double kFlopsPerCore = 40e9;
+constexpr double kBytesPerSecondPerCore = 8e9;
+constexpr double kUsableMemory =
+    0.9;  // of what is free: the system and the page cache need the rest
+
+void add_host_devices(const std::vector<Hello>& hellos, RunWorld* world) {
+  std::set<std::string> done;
+  for (const int rank : world->agents) {
+    const Hello& hello = hellos[static_cast<size_t>(rank)];
+    if (!done.insert(hello.host).second) continue;
+    const int cores = std::max<int>(1, static_cast<int>(world->cores[hello.host].size()));
+    placement::Gpu gpu;
+    gpu.type.name = "host";
+    gpu.type.description = cat("host device of ", hello.host, ", ", cores, " cores");
+    gpu.type.memory_bytes =
+        static_cast<uint64_t>(kUsableMemory * static_cast<double>(hello.free_memory_bytes));
+    gpu.type.bandwidth_bytes_per_s = cores * kBytesPerSecondPerCore;
+    gpu.type.peak_f32_flops = cores * kFlopsPerCore;
+    gpu.type.emulated = true;
+    gpu.node = static_cast<int>(world->cluster.nodes.size());
+    gpu.uuid = cat("host:", hello.host);
+    gpu.threads = cores;
+    world->cluster.nodes.push_back({hello.host});
+    world->cluster.gpus.push_back(std::move(gpu));
+    world->gpu_rank.push_back(rank);
+    world->gpu_host.push_back(hello.host);
+  }
+  world->cluster.emulated = true;
+}
+
+}  // namespace
+
+Json to_json(const Hello& hello) {
+  Json cpus = Json::array();
+  for (const int cpu : hello.cpus) cpus.push(cpu);
+  return make_message("hello")
+      .set("protocol", hello.protocol)
+      .set("build", hello.build)
+      .set("host", hello.host)
+      .set("mpi_version", hello.mpi_version)
+      .set("cpus", std::move(cpus))
+      .set("node_cpus", hello.node_cpus)
+      .set("free_memory_bytes", Json(hello.free_memory_bytes))
+      .set("visible_gpus", hello.visible_gpus)
+      .set("gpu_driver", hello.gpu_driver)
+      .set("open_file_limit", hello.open_file_limit);
+}
+
+Hello hello_from_json(int rank, const Json& message) {
+  Hello hello;
+  hello.rank = rank;
+  hello.protocol = static_cast<int>(message.get_int("protocol"));
+  hello.build = message.get_string("build");
+  hello.host = message.get_string("host");
+  hello.mpi_version = message.get_string("mpi_version");
+  for (const Json& cpu : message.at("cpus").as_array()) {
+    hello.cpus.push_back(static_cast<int>(cpu.as_int()));
+  }
+  hello.node_cpus = static_cast<int>(message.get_int("node_cpus"));
+  hello.free_memory_bytes = static_cast<uint64_t>(message.get_int("free_memory_bytes"));
+  hello.visible_gpus = message.get_string("visible_gpus");
+  hello.gpu_driver = message.get_bool("gpu_driver");
+  hello.open_file_limit = message.get_string("open_file_limit");
+  return hello;
+}
+
+RunWorld build_world(const std::vector<Hello>& hellos,
+                     const std::optional<placement::Cluster>& cluster_file) {
+  GALLEY_CHECK(!hellos.empty());
+  check_same_build(hellos);
+  RunWorld world;
+  world.cores = cores_by_host(hellos);
+  world.agents = choose_agents(hellos);
+  warn_of_binding(hellos, &world);
+  if (cluster_file) {
+    if (!cluster_file->emulated) {
+      throw Error(
+          Reason::kBadConfig,
+          "the cluster file names real GPUs, which are for `galley plan`; to run on emulated "
+          "ones add emulate = true under [cluster], to run on what is here leave --cluster out");
+    }
+    add_emulated(*cluster_file, hellos, &world);
+  } else {
+    warn_of_gpus(hellos, &world);
+    add_host_devices(hellos, &world);
+  }
+  return world;
+}
+
+}  // namespace galley::launcher
