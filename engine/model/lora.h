@@ -1,12 +1,13 @@
 // LoRA: which linears are adapted, with which rank and scaling; the trainable set as tensors.
 //
 // Plain values. PEFT semantics (0.21): scaling = alpha / r, or alpha / sqrt(r) with rslora;
-// rank_pattern and alpha_pattern are regular expressions on the module path's end.
+// rank_pattern and alpha_pattern are regular expressions on the module path's end, independent of
+// each other.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/core/json.h"
@@ -22,10 +23,15 @@ struct LoraSettings {
   double dropout = 0;
   bool rslora = false;
   LoraInit init = LoraInit::kDefault;
-  std::vector<std::string> targets;      // projection names; empty = all seven
+  std::vector<std::string> targets;      // ends of module paths ("q_proj"); empty = all seven
+  std::string target_pattern;            // instead of targets: regular expression over the whole path
+  std::vector<std::string> exclude;      // ends of module paths that stay as they are
+  std::string exclude_pattern;           // regular expression over the whole path
   std::vector<int64_t> layers;           // empty = all
-  std::map<std::string, int64_t> rank_pattern;
-  std::map<std::string, double> alpha_pattern;
+  // In the order of their file: of several keys that match a module the first one counts.
+  std::vector<std::pair<std::string, int64_t>> rank_pattern;
+  std::vector<std::pair<std::string, double>> alpha_pattern;
+  bool operator==(const LoraSettings&) const = default;
 };
 
 /// One adapted linear.

@@ -39,6 +39,7 @@ class SafetensorsFile {
   explicit SafetensorsFile(MappedFile file) : file_(std::move(file)) {}
   MappedFile file_;
   std::vector<StoredTensor> tensors_;   // in file order
+  std::map<std::string, size_t> index_; // by name
   std::map<std::string, std::string> metadata_;
 };
 
