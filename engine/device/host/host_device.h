@@ -25,9 +25,9 @@ bool kernel_set_usable(KernelSet kernels);
 KernelSet best_kernel_set();
 
 struct HostDeviceOptions {
-  uint64_t capacity_bytes = 0;   // 0: the memory that is free now
+  uint64_t capacity_bytes = 0;  // 0: the memory that is free now
   int num_threads = 1;
-  std::vector<int> cpus;         // bind thread i to cpus[i]; empty: no binding
+  std::vector<int> cpus;  // bind thread i to cpus[i]; empty: no binding
   KernelSet kernels = KernelSet::kAuto;
 };
 

@@ -1,0 +1,260 @@
+// LinearOps of the host device.
+#include <algorithm>
+#include <cstring>
+
+#include "engine/core/dtype.h"
+#include "engine/device/host/host_ops.h"
+
+namespace galley::device {
+namespace {
+
+// Products below this many multiply-adds per thread are not worth waking a thread for.
+constexpr int64_t kWorkPerThread = 50'000;
+
+int64_t round_up_to(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+float widened(DType source, const void* values, int64_t index) {
+  if (source == DType::kBf16) return bf16_to_f32(static_cast<const uint16_t*>(values)[index]);
+  return f16_to_f32(static_cast<const uint16_t*>(values)[index]);
+}
+
+/// Position of output j within a row of a bf16 panel: j and j + 16 share a word.
+int64_t bf16_position(int64_t j) { return j < 16 ? 2 * j : 2 * (j - 16) + 1; }
+
+/// Rows [first, last) of the tensor (all in one panel) into the panel [in][32].
+struct PanelRows {
+  const WeightHandle* weight;
+  DType source;
+  const std::byte* rows;  // of `row_begin`
+  int64_t row_begin, first, last;
+};
+
+constexpr int64_t kPackInputs = 64;  // inputs at once: the piece of the panel stays in L1
+
+void pack_f32_panel(const PanelRows& p, float* panel) {
+  const int64_t in = p.weight->in;
+  for (int64_t i0 = 0; i0 < in; i0 += kPackInputs) {
+    const int64_t i1 = std::min(in, i0 + kPackInputs);
+    for (int64_t row = p.first; row < p.last; ++row) {
+      const int64_t base = (row - p.row_begin) * in;
+      float* const to = panel + row % kPanelOutputs;
+      if (p.source == DType::kF32) {
+        const auto* from = reinterpret_cast<const float*>(p.rows) + base;
+        for (int64_t i = i0; i < i1; ++i)
+          std::memcpy(to + i * kPanelOutputs, from + i, sizeof(float));
+      } else {
+        for (int64_t i = i0; i < i1; ++i) {
+          to[i * kPanelOutputs] = widened(p.source, p.rows, base + i);
+        }
+      }
+    }
+  }
+}
+
+void pack_bf16_panel(const PanelRows& p, uint16_t* panel) {
+  const int64_t in = p.weight->in;
+  for (int64_t i0 = 0; i0 < in; i0 += kPackInputs) {
+    const int64_t i1 = std::min(in, i0 + kPackInputs);
+    for (int64_t row = p.first; row < p.last; ++row) {
+      const int64_t base = (row - p.row_begin) * in;
+      uint16_t* const to = panel + bf16_position(row % kPanelOutputs);
+      for (int64_t i = i0; i < i1; ++i) {
+        uint16_t bits;
+        if (p.source == DType::kBf16) {
+          bits = reinterpret_cast<const uint16_t*>(p.rows)[base + i];
+        } else if (p.source == DType::kF16) {
+          bits = f32_to_bf16(widened(p.source, p.rows, base + i));
+        } else {
+          bits = f32_to_bf16(reinterpret_cast<const float*>(p.rows)[base + i]);
+        }
+        to[i * kPanelOutputs] = bits;
+      }
+    }
+  }
+}
+
+class HostLinearOps final : public LinearOps {
+ public:
+  explicit HostLinearOps(const HostRuntime& runtime) : runtime_(runtime) {}
+
+ protected:
+  void do_pack_weight(const WeightHandle& weight, DType source, const void* host_rows,
+                      int64_t row_begin, int64_t num_rows) override;
+  void do_forward(const ConstMatrix& x, const WeightHandle& weight, const LowRank* low_rank,
+                  const Matrix& y, Write write) override;
+  void do_backward_input(const ConstMatrix& dy, const WeightHandle& weight, const LowRank* low_rank,
+                         const Matrix& dx, Write write) override;
+  void do_matmul_nt(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c,
+                    Write write) override;
+  void do_matmul_nn(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c,
+                    Write write) override;
+  void do_matmul_tn(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c,
+                    Write write) override;
+
+ private:
+  void multiply(const GemmTask& task);
+
+  const HostRuntime& runtime_;
+};
+
+void HostLinearOps::do_pack_weight(const WeightHandle& weight, DType source, const void* host_rows,
+                                   int64_t row_begin, int64_t num_rows) {
+  if (num_rows == 0) return;
+  const int64_t row_end = row_begin + num_rows;
+  const int64_t first_panel = row_begin / kPanelOutputs;
+  const int64_t panels = (row_end - 1) / kPanelOutputs + 1 - first_panel;
+  const int64_t panel_values = weight.in * kPanelOutputs;
+  runtime_.pool->parallel_for(panels, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t panel = first_panel + begin; panel < first_panel + end; ++panel) {
+      PanelRows p = {&weight, source, static_cast<const std::byte*>(host_rows), row_begin, 0, 0};
+      p.first = std::max(row_begin, panel * kPanelOutputs);
+      p.last = std::min(row_end, (panel + 1) * kPanelOutputs);
+      // The call that brings the last row also clears the padding behind it.
+      const bool padded = p.last == weight.out && weight.out % kPanelOutputs != 0;
+      if (weight.kind == WeightKind::kF32) {
+        float* to = weight.arena->at<float>(weight.offset_bytes) + panel * panel_values;
+        pack_f32_panel(p, to);
+        for (int64_t j = padded ? weight.out % kPanelOutputs : kPanelOutputs; j < kPanelOutputs;
+             ++j) {
+          for (int64_t i = 0; i < weight.in; ++i) to[i * kPanelOutputs + j] = 0;
+        }
+      } else {
+        uint16_t* to = weight.arena->at<uint16_t>(weight.offset_bytes) + panel * panel_values;
+        pack_bf16_panel(p, to);
+        for (int64_t j = padded ? weight.out % kPanelOutputs : kPanelOutputs; j < kPanelOutputs;
+             ++j) {
+          for (int64_t i = 0; i < weight.in; ++i) to[i * kPanelOutputs + bf16_position(j)] = 0;
+        }
+      }
+    }
+  });
+}
+
+/// Splits rows when every thread gets several register tiles, else columns: then each thread reads
+/// its own part of the weight only.
+void HostLinearOps::multiply(const GemmTask& t) {
+  if (t.m == 0 || t.n == 0) return;
+  const GemmKernels& kernels = runtime_.kernels->gemm;
+  const int64_t threads = runtime_.pool->size();
+  const int64_t panels = (t.n + kPanelOutputs - 1) / kPanelOutputs;
+  const int64_t work = t.m * t.n * (t.k + t.k2);
+  const int64_t wanted = std::clamp<int64_t>(work / kWorkPerThread, 1, threads);
+  if (wanted == 1) {
+    kernels.gemm(t, 0, t.m, 0, t.n, runtime_.gemm_scratch(0));
+    return;
+  }
+  const bool by_rows = t.m >= 4 * kernels.tile_rows * wanted || panels < wanted;
+  const int64_t count = by_rows ? t.m : panels;
+  const int64_t grain = by_rows ? kernels.tile_rows : 1;
+  const int64_t part = round_up_to((count + wanted - 1) / wanted, grain);
+  runtime_.pool->run([&](int thread) {
+    const int64_t begin = std::min(count, thread * part);
+    const int64_t end = std::min(count, begin + part);
+    if (begin == end) return;
+    float* const scratch = runtime_.gemm_scratch(thread);
+    if (by_rows) {
+      kernels.gemm(t, begin, end, 0, t.n, scratch);
+    } else {
+      kernels.gemm(t, 0, t.m, begin * kPanelOutputs, std::min(t.n, end * kPanelOutputs), scratch);
+    }
+  });
+}
+
+GemmTask task_of(const ConstMatrix& a, const Matrix& c, int64_t k, Write write) {
+  GemmTask task;
+  task.a = a.data;
+  task.a_row = a.stride;
+  task.m = c.rows;
+  task.n = c.cols;
+  task.k = k;
+  task.c = c.data;
+  task.c_row = c.stride;
+  task.add = write == Write::kAdd;
+  return task;
+}
+
+void set_weight(GemmTask* task, const WeightHandle& weight, BForm f32, BForm bf16) {
+  task->b_form = weight.kind == WeightKind::kF32 ? f32 : bf16;
+  task->b = weight.arena->at<std::byte>(weight.offset_bytes);
+  task->b_stride = weight.in;
+}
+
+void HostLinearOps::do_forward(const ConstMatrix& x, const WeightHandle& weight,
+                               const LowRank* low_rank, const Matrix& y, Write write) {
+  GemmTask task = task_of(x, y, weight.in, write);
+  set_weight(&task, weight, BForm::kPanelF32, BForm::kPanelBf16);
+  task.bias = weight.bias;
+  const bool fused = low_rank != nullptr && low_rank->xa.cols <= kGemmMaxExtension;
+  if (fused) {
+    task.a2 = low_rank->xa.data;
+    task.a2_row = low_rank->xa.stride;
+    task.scale2 = low_rank->scale;
+    task.b2_form = BForm::kColumns;
+    task.b2 = low_rank->b.data;
+    task.b2_stride = low_rank->b.stride;
+    task.k2 = low_rank->xa.cols;
+  }
+  multiply(task);
+  if (low_rank != nullptr && !fused) {
+    do_matmul_nt(low_rank->xa, low_rank->b, low_rank->scale, y, Write::kAdd);
+  }
+}
+
+void HostLinearOps::do_backward_input(const ConstMatrix& dy, const WeightHandle& weight,
+                                      const LowRank* low_rank, const Matrix& dx, Write write) {
+  GemmTask task = task_of(dy, dx, weight.out, write);
+  set_weight(&task, weight, BForm::kPanelF32Transposed, BForm::kPanelBf16Transposed);
+  const bool fused = low_rank != nullptr && low_rank->xa.cols <= kGemmMaxExtension;
+  if (fused) {
+    task.a2 = low_rank->xa.data;
+    task.a2_row = low_rank->xa.stride;
+    task.b2_form = BForm::kRows;
+    task.b2 = low_rank->a.data;
+    task.b2_stride = low_rank->a.stride;
+    task.k2 = low_rank->xa.cols;
+  }
+  multiply(task);
+  if (low_rank != nullptr && !fused) {
+    do_matmul_nn(low_rank->xa, low_rank->a, 1.0f, dx, Write::kAdd);
+  }
+}
+
+void HostLinearOps::do_matmul_nt(const ConstMatrix& a, const ConstMatrix& b, float alpha,
+                                 const Matrix& c, Write write) {
+  GemmTask task = task_of(a, c, a.cols, write);
+  task.alpha = alpha;
+  task.b_form = BForm::kColumns;
+  task.b = b.data;
+  task.b_stride = b.stride;
+  multiply(task);
+}
+
+void HostLinearOps::do_matmul_nn(const ConstMatrix& a, const ConstMatrix& b, float alpha,
+                                 const Matrix& c, Write write) {
+  GemmTask task = task_of(a, c, a.cols, write);
+  task.alpha = alpha;
+  task.b = b.data;
+  task.b_stride = b.stride;
+  multiply(task);
+}
+
+void HostLinearOps::do_matmul_tn(const ConstMatrix& a, const ConstMatrix& b, float alpha,
+                                 const Matrix& c, Write write) {
+  GemmTask task = task_of(a, c, a.rows, write);
+  task.a_row = 1;
+  task.a_step = a.stride;
+  task.alpha = alpha;
+  task.b = b.data;
+  task.b_stride = b.stride;
+  multiply(task);
+}
+
+}  // namespace
+
+std::unique_ptr<LinearOps> make_host_linear_ops(const HostRuntime& runtime) {
+  return std::make_unique<HostLinearOps>(runtime);
+}
+
+}  // namespace galley::device

@@ -1,0 +1,39 @@
+// The operations of the host device: each family distributes its work over the thread pool and
+// calls the kernel table. All share one HostRuntime, owned by the device.
+//
+// Used by the device's one worker thread. No operation allocates: scratch comes from the runtime.
+#pragma once
+
+#include <memory>
+
+#include "engine/device/host/host_device.h"
+#include "engine/device/host/kernels.h"
+#include "engine/device/host/thread_pool.h"
+#include "engine/device/ops.h"
+
+namespace galley::device {
+
+/// The row of the kernel table; kAuto is resolved.
+const KernelTable& kernel_table(KernelSet kernels);
+
+struct HostRuntime {
+  ThreadPool* pool = nullptr;
+  const KernelTable* kernels = nullptr;
+  float* gemm_scratch_base = nullptr;
+  float* attention_scratch_base = nullptr;
+
+  float* gemm_scratch(int thread) const { return gemm_scratch_base + thread * kGemmScratchFloats; }
+  float* attention_scratch(int thread) const {
+    return attention_scratch_base + thread * kAttentionScratchFloats;
+  }
+};
+
+// Each keeps the reference; the device outlives its operations.
+std::unique_ptr<LinearOps> make_host_linear_ops(const HostRuntime& runtime);
+std::unique_ptr<ElementwiseOps> make_host_elementwise_ops(const HostRuntime& runtime);
+std::unique_ptr<TokenOps> make_host_token_ops(const HostRuntime& runtime);
+std::unique_ptr<AttentionOps> make_host_attention_ops(const HostRuntime& runtime);
+std::unique_ptr<LossOps> make_host_loss_ops(const HostRuntime& runtime);
+std::unique_ptr<OptimizerOps> make_host_optimizer_ops(const HostRuntime& runtime);
+
+}  // namespace galley::device

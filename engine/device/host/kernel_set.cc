@@ -1,0 +1,70 @@
+#include "engine/core/error.h"
+#include "engine/core/strings.h"
+#include "engine/device/host/host_device.h"
+#include "engine/device/host/host_ops.h"
+
+namespace galley::device {
+
+std::string kernel_set_name(KernelSet kernels) {
+  switch (kernels) {
+    case KernelSet::kAuto:
+      return "auto";
+    case KernelSet::kPortable:
+      return "portable";
+    case KernelSet::kAvx2:
+      return "avx2";
+    case KernelSet::kAvx512:
+      return "avx512";
+  }
+  return "unknown";
+}
+
+KernelSet kernel_set_from_name(const std::string& name) {
+  std::vector<std::string> names;
+  for (const KernelSet kernels :
+       {KernelSet::kAuto, KernelSet::kPortable, KernelSet::kAvx2, KernelSet::kAvx512}) {
+    names.push_back(kernel_set_name(kernels));
+    if (names.back() == name) return kernels;
+  }
+  throw Error(Reason::kUsage, "there are no kernels named \"" + name + "\"" +
+                                  did_you_mean(name, names) + "; known are " + join(names, ", "));
+}
+
+bool kernel_set_usable(KernelSet kernels) {
+  // The compiler's run-time checks ask the operating system too (XGETBV).
+  switch (kernels) {
+    case KernelSet::kAuto:
+    case KernelSet::kPortable:
+      return true;
+    case KernelSet::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case KernelSet::kAvx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("fma");
+  }
+  return false;
+}
+
+KernelSet best_kernel_set() {
+  for (const KernelSet kernels : {KernelSet::kAvx512, KernelSet::kAvx2}) {
+    if (kernel_set_usable(kernels)) return kernels;
+  }
+  return KernelSet::kPortable;
+}
+
+const KernelTable& kernel_table(KernelSet kernels) {
+  switch (kernels) {
+    case KernelSet::kAuto:
+      return kernel_table(best_kernel_set());
+    case KernelSet::kPortable:
+      return kKernelsPortable;
+    case KernelSet::kAvx2:
+      return kKernelsAvx2;
+    case KernelSet::kAvx512:
+      return kKernelsAvx512;
+  }
+  return kKernelsPortable;
+}
+
+}  // namespace galley::device

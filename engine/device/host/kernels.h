@@ -1,0 +1,155 @@
+// The kernel table of the host device: one row of functions per instruction set.
+//
+// The same source (kernels.inc and its parts) is compiled once per instruction set with its own
+// compiler flags; everything else is built for baseline x86-64 and calls through this table.
+// Every function here works on one thread, allocates nothing and touches only what its task names.
+// Only plain types: an inline function of a library that were compiled here with AVX-512 could
+// replace its baseline copy at link time.
+#pragma once
+
+#include <cstdint>
+
+namespace galley::device {
+
+constexpr int64_t kPanelOutputs = 32;  // outputs per panel of a packed weight
+// Blocking of the matrix product: rows of a packed block of A, depth of one pass, and the depth of
+// a low-rank part that is added within the same pass.
+constexpr int64_t kGemmRowBlock = 240;
+constexpr int64_t kGemmDepthBlock = 576;
+constexpr int64_t kGemmMaxExtension = 256;
+constexpr int64_t kGemmBlockFloats = kGemmRowBlock * (kGemmDepthBlock + kGemmMaxExtension) + 64;
+/// Scratch of gemm(), per thread: the packed block of A, one panel of B, one panel of the low-rank
+/// B.
+constexpr int64_t kGemmScratchFloats =
+    kGemmBlockFloats + (kGemmDepthBlock + kGemmMaxExtension) * kPanelOutputs;
+
+// Blocking of attention: query rows and keys of one block, heads that share loaded keys.
+constexpr int64_t kAttentionQueryBlock = 48;
+constexpr int64_t kAttentionKeyBlock = 96;
+constexpr int64_t kAttentionMaxRows = 192;  // query rows x heads of one task
+constexpr int64_t kAttentionMaxHeadDim = 256;
+constexpr int64_t kAttentionScoreStride = kAttentionKeyBlock + 16;  // off the 4 KiB alias
+/// Scratch of attention, per thread: keys and values transposed, scores and their gradients, one
+/// panel of rows, three numbers per row.
+constexpr int64_t kAttentionScratchFloats = 2 * kAttentionMaxHeadDim * kAttentionKeyBlock +
+                                            2 * kAttentionQueryBlock * kAttentionScoreStride +
+                                            kAttentionKeyBlock * kPanelOutputs +
+                                            4 * kAttentionMaxRows;
+
+/// How the second operand B(k, n) of a product lies in memory.
+enum class BForm : uint8_t {
+  kRows,                // b[k * stride + n]
+  kColumns,             // b[n * stride + k]
+  kPanelF32,            // packed weight, n = output, k = input
+  kPanelBf16,           //
+  kPanelF32Transposed,  // packed weight, n = input, k = output
+  kPanelBf16Transposed  //
+};
+
+/// c(m, n) = init + alpha * sum_k a(m, k) b(k, n) + sum_k2 scale2 * a2(m, k2) b2(k2, n).
+struct GemmTask {
+  const float* a = nullptr;  // a(m, k) = a[m * a_row + k * a_step]; one of the two is 1
+  int64_t a_row = 0, a_step = 1;
+  float alpha = 1.0f;
+  BForm b_form = BForm::kRows;
+  const void* b = nullptr;
+  int64_t b_stride = 0;  // panels: the number of inputs
+  int64_t m = 0, n = 0, k = 0;
+  const float* a2 = nullptr;  // row-major [m, k2]
+  int64_t a2_row = 0;
+  float scale2 = 1.0f;
+  BForm b2_form = BForm::kRows;  // kRows or kColumns
+  const float* b2 = nullptr;
+  int64_t b2_stride = 0;
+  int64_t k2 = 0;               // at most kGemmMaxExtension
+  const float* bias = nullptr;  // [n] or null
+  float* c = nullptr;
+  int64_t c_row = 0;
+  bool add = false;  // init is c (plus bias) rather than the bias alone
+};
+
+struct GemmKernels {
+  int tile_rows;  // partitions of rows in multiples of it leave no ragged tiles
+  /// The part [m0, m1) x [n0, n1) of the product; n0 is a multiple of kPanelOutputs, and n1 too or
+  /// n. `scratch`: kGemmScratchFloats, aligned.
+  void (*gemm)(const GemmTask& task, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
+               float* scratch);
+};
+
+/// Query rows [0, num_queries) of one run against all keys they see, for `num_heads` query heads
+/// that share one key/value head. Pointers are at the first row and first head of the task; k and v
+/// at the first row of the sequence. Query row i sees keys [0, first_visible + i).
+struct AttentionTask {
+  int64_t num_queries = 0, first_visible = 0;
+  int64_t num_heads = 0, head_dim = 0;
+  float scale = 0;
+  const float *q = nullptr, *k = nullptr, *v = nullptr;
+  int64_t q_row = 0, k_row = 0, v_row = 0;
+  float* o = nullptr;  // set by forward; read by backward
+  int64_t o_row = 0;
+  float* lse = nullptr;  // [row * lse_row + head]; may be null in forward
+  int64_t lse_row = 0;
+  // Backward only: dq is set, dk and dv accumulate.
+  const float* d_o = nullptr;
+  float *dq = nullptr, *dk = nullptr, *dv = nullptr;
+  int64_t d_o_row = 0, dq_row = 0, dk_row = 0, dv_row = 0;
+};
+
+struct AttentionKernels {
+  /// num_queries <= kAttentionQueryBlock, num_queries * num_heads <= kAttentionMaxRows.
+  void (*forward)(const AttentionTask& task, float* scratch);
+  void (*backward)(const AttentionTask& task, float* scratch);
+};
+
+/// The numbers of one AdamW update, as PyTorch rounds them.
+struct AdamWNumbers {
+  float keep;  // 1 - lr * decay
+  float one_minus_beta1, beta2, one_minus_beta2;
+  float step_size;        // lr / (1 - beta1^t)
+  float root_correction;  // sqrt(1 - beta2^t)
+  float epsilon, gradient_scale;
+};
+
+/// What the mask of dropout is made of.
+struct DropoutNumbers {
+  uint32_t key[2];
+  uint32_t threshold;  // an element is kept when its draw is at least this
+  float scale;         // 1 / (1 - p)
+};
+
+/// Functions on one row, or on one flat range.
+struct VectorKernels {
+  void (*swiglu_forward)(const float* gate, const float* up, float* y, int64_t n);
+  void (*swiglu_backward)(const float* gate, const float* up, const float* dy, float* d_gate,
+                          float* d_up, int64_t n);
+  void (*add)(const float* x, float* y, int64_t n);
+  /// Returns rstd.
+  float (*rmsnorm_forward)(const float* x, const float* weight, float eps, float* y, int64_t n);
+  void (*rmsnorm_backward)(const float* dy, const float* x, const float* weight, float rstd,
+                           float* dx, int64_t n, bool add);
+  /// x [num_heads * 2 * half] in place, cos and sin [half], sin times `sign`.
+  void (*rope)(float* x, int64_t num_heads, int64_t half, const float* cos, const float* sin,
+               float sign);
+  void (*dropout)(const float* x, uint64_t row_id, const DropoutNumbers& numbers, float* y,
+                  int64_t n, bool add);
+  /// Returns the loss of `target`; writes (softmax - onehot) * scale to `gradient` unless null.
+  double (*cross_entropy)(const float* logits, int64_t target, float scale, float* gradient,
+                          int64_t n);
+  void (*adamw)(float* w, const float* g, float* m, float* v, int64_t n,
+                const AdamWNumbers& numbers);
+  double (*sum_of_squares)(const float* x, int64_t n);
+  bool (*all_finite)(const float* x, int64_t n);
+};
+
+struct KernelTable {
+  const char* name;
+  GemmKernels gemm;
+  AttentionKernels attention;
+  VectorKernels vector;
+};
+
+extern const KernelTable kKernelsPortable;
+extern const KernelTable kKernelsAvx2;
+extern const KernelTable kKernelsAvx512;
+
+}  // namespace galley::device
