@@ -141,6 +141,7 @@ Json TokenSummary::to_json() const {
       .set("no_target_after_truncation", num_no_target_after_truncation)
       .set("bad", num_bad)
       .set("longest", longest)
+      .set("highest_id", highest_id)
       .set("histogram", std::move(buckets))
       .set("inputs", std::move(files));
 }
@@ -158,6 +159,7 @@ TokenSummary TokenSummary::from_json(const Json& json) {
   out.num_no_target_after_truncation = number(json, "no_target_after_truncation");
   out.num_bad = number(json, "bad");
   out.longest = number(json, "longest");
+  out.highest_id = json.at("highest_id").as_int();
   for (const Json& bucket : json.at("histogram").as_array()) {
     out.histogram.push_back(
         {number(bucket, "upper"), number(bucket, "rows"), number(bucket, "tokens")});

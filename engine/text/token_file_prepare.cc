@@ -201,6 +201,9 @@ class Preparer {
     entry.input = static_cast<uint32_t>(input);
     entry.flags = row.cut ? token_format::kFlagCut : 0;
     count(row.ids.size(), entry, row.cut);
+    for (const int32_t id : row.ids) {
+      summary.highest_id = std::max(summary.highest_id, int64_t{id});
+    }
     if (writer_) writer_->add(row, mask, entry);
   }
 

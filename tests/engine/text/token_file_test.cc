@@ -211,6 +211,13 @@ TEST_F(TokenFileTest, changed_bytes_are_noticed) {
   EXPECT_EQ(read_file(output_), good);
 }
 
+TEST_F(TokenFileTest, pain_P188_the_highest_id_is_known_before_a_model_is_loaded) {
+  // Embeddings may be longer than the tokenizer; that they are not shorter is checked with this.
+  const std::string path = put("a.jsonl", "{\"prompt\":\"a\",\"completion\":\"be\"}\n");
+  EXPECT_EQ(prepare_tokens({path}, rows(), output_).summary.highest_id, 260);
+  EXPECT_EQ(TokenFile::open(output_).summary().highest_id, 260);
+}
+
 TEST_F(TokenFileTest, pain_P084_rows_without_target_never_reach_training) {
   // No assistant turn; a target that truncation takes; a single token, whose label no loss uses.
   const std::string path = put(
