@@ -1,0 +1,48 @@
+// Character classes and normalization forms as Hugging Face's tokenizers library sees them.
+//
+// Its parts carry tables of different Unicode versions (punctuation of Unicode 8, combining marks
+// and normalization of Unicode 9, letters and digits of Unicode 17). Ids must be equal bit by bit,
+// so the differences to utf8proc are tables here. The only home of utf8proc. Pure functions.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace galley::text::internal {
+
+/// Unicode White_Space.
+bool is_white_space(char32_t c);
+/// Nd, Nl, No.
+bool is_numeric(char32_t c);
+/// `\w` of Rust's regex crate: letters, marks, digits, connectors, joiners.
+bool is_word(char32_t c);
+/// ASCII punctuation and symbols, or category P*.
+bool is_punctuation(char32_t c);
+/// Category M*.
+bool is_combining_mark(char32_t c);
+/// Category Mn.
+bool is_nonspacing_mark(char32_t c);
+/// CJK ideographs as BERT's normalizer lists them.
+bool is_cjk_ideograph(char32_t c);
+/// Control, format, unassigned, private use (Cc, Cf, Cn, Co) but tab and line ends.
+bool is_control(char32_t c);
+/// Full lower case of one character: one code point, or two for U+0130.
+void append_lower(char32_t c, std::u32string* out);
+
+enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
+
+/// One character of a transformed text: what became of the characters of the old text.
+/// `delta` 0: it replaces the next old character; > 0: it is new; -n: it replaces one and swallows
+/// the n after it.
+struct Change {
+  char32_t c;
+  int delta;
+};
+
+/// The characters of `text` in the given form, in order, with their changes.
+std::vector<Change> normalize(std::string_view text, NormalForm form);
+/// True when a quick look shows that `text` is unchanged by `form`; false when in doubt.
+bool is_surely_normal(std::string_view text, NormalForm form);
+
+}  // namespace galley::text::internal
