@@ -147,7 +147,8 @@ Json result_json(const TrainSpec& spec) {
 Json to_json(const TrainSpec& spec) {
   Json json = Json::object();
   json.set("name", spec.name);
-  for (const auto& [key, value] : result_json(spec).as_object()) json.set(key, value);
+  const Json result = result_json(spec);
+  for (const auto& [key, value] : result.as_object()) json.set(key, value);
   json.set("recompute", name_of(kRecomputeNames, spec.recompute))
       .set("priority", spec.priority)
       .set("gpu_type", spec.gpu_type)

@@ -1,0 +1,249 @@
+#include "engine/model/model_config.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <set>
+
+#include "engine/core/error.h"
+#include "engine/core/file.h"
+#include "engine/core/strings.h"
+#include "engine/model/weights.h"
+#include "tests/engine/model/toy_folder.h"
+#include "tests/support/reference.h"
+
+namespace galley::model {
+namespace {
+
+using testing::toy_config_json;
+
+Json with(const std::string& key, Json value) {
+  return toy_config_json().set(key, std::move(value));
+}
+
+/// Reason and text of the refusal of a config; kOk when it is taken.
+std::pair<Reason, std::string> refusal(const Json& json) {
+  try {
+    parse_model_config(json, "toy/config.json");
+    return {Reason::kOk, ""};
+  } catch (const Error& error) {
+    return {error.reason(), error.what()};
+  }
+}
+
+TEST(ModelConfig, reads_old_and_new_keys) {
+  const ModelConfig old = parse_model_config(toy_config_json(), "toy");
+  EXPECT_EQ(old.head_dim, 8);
+  EXPECT_EQ(old.q_width(), 32);
+  EXPECT_EQ(old.kv_width(), 16);
+  EXPECT_EQ(old.eos_ids, std::vector<int64_t>{2});
+  EXPECT_EQ(old.stored_dtype, DType::kF32);
+  Json json = toy_config_json();
+  json.set("rope_theta", nullptr)
+      .set("dtype", "bfloat16")
+      .set("eos_token_id", Json(Json::Array{Json(2), Json(5)}))
+      .set("rope_parameters", parse_json_or_throw(R"({"rope_type": "llama3", "rope_theta": 5e5,
+          "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+          "original_max_position_embeddings": 64})",
+                                                  "x", Reason::kInternal));
+  const ModelConfig newer = parse_model_config(json, "toy");
+  EXPECT_EQ(newer.rope.kind, RopeKind::kLlama3);
+  EXPECT_EQ(newer.rope.theta, 5e5);
+  EXPECT_EQ(newer.rope.original_max_position, 64);
+  EXPECT_EQ(newer.stored_dtype, DType::kBf16);
+  EXPECT_EQ(newer.eos_ids, (std::vector<int64_t>{2, 5}));
+}
+
+TEST(ModelConfig, both_spellings_of_the_scaling_type) {
+  for (const char* key : {"type", "rope_type"}) {
+    Json scaling = Json::object();
+    scaling.set(key, "linear").set("factor", 4.0);
+    const ModelConfig config = parse_model_config(with("rope_scaling", scaling), "toy");
+    EXPECT_EQ(config.rope.kind, RopeKind::kLinear);
+    EXPECT_EQ(config.rope.factor, 4.0);
+  }
+}
+
+TEST(ModelConfig, refuses_by_name) {
+  Json yarn = Json::object();
+  yarn.set("rope_type", "yarn").set("factor", 4.0);
+  const struct {
+    Json json;
+    const char* named;
+  } cases[] = {
+      {with("architectures", Json(Json::Array{Json("MambaForCausalLM")})), "MambaForCausalLM"},
+      {with("hidden_act", "gelu"), "gelu"},
+      {with("rope_scaling", yarn), "yarn"},
+      {with("quantization_config", Json::object()), "quantization_config"},
+      {with("partial_rotary_factor", 0.5), "partial_rotary_factor"},
+      {with("torch_dtype", "float8_e4m3fn"), "float8_e4m3fn"}};
+  for (const auto& row : cases) {
+    const auto [reason, text] = refusal(row.json);
+    EXPECT_EQ(reason, Reason::kUnsupported) << row.named;
+    EXPECT_NE(text.find(row.named), std::string::npos) << text;
+    EXPECT_NE(text.find("toy/config.json"), std::string::npos) << text;
+  }
+}
+
+TEST(ModelConfig, nonsense_is_named_with_its_key) {
+  const struct {
+    const char* key;
+    Json value;
+  } cases[] = {{"hidden_size", 0},
+               {"hidden_size", -4},
+               {"hidden_size", "32"},
+               {"hidden_size", 32.5},
+               {"hidden_size", nullptr},
+               {"hidden_size", int64_t{1} << 40},
+               {"vocab_size", -1},
+               {"num_hidden_layers", 0},
+               {"num_hidden_layers", 1000000},
+               {"num_key_value_heads", 3},
+               {"num_attention_heads", 5},
+               {"intermediate_size", true},
+               {"rms_norm_eps", 0},
+               {"rms_norm_eps", "small"},
+               {"rope_theta", -1.0},
+               {"tie_word_embeddings", "yes"},
+               {"head_dim", 7},
+               {"eos_token_id", "</s>"},
+               {"architectures", 3},
+               {"rope_scaling", "linear"}};
+  for (const auto& row : cases) {
+    const auto [reason, text] = refusal(with(row.key, row.value));
+    EXPECT_EQ(reason, Reason::kBadModel) << row.key << " " << row.value.dump();
+    const bool names_key = text.find(row.key) != std::string::npos ||
+                           text.find("num_key_value_heads") != std::string::npos ||
+                           text.find("attention heads") != std::string::npos;
+    EXPECT_TRUE(names_key) << text;
+  }
+  EXPECT_EQ(refusal(Json::array()).first, Reason::kBadModel);
+  EXPECT_EQ(refusal(Json::object()).first, Reason::kBadModel);
+  Json half = Json::object();
+  half.set("rope_type", "llama3").set("factor", 8.0);
+  EXPECT_EQ(refusal(with("rope_scaling", half)).first, Reason::kBadModel);
+  half.set("rope_type", "linear").set("factor", 0.0);
+  EXPECT_EQ(refusal(with("rope_scaling", half)).first, Reason::kBadModel);
+}
+
+TEST(ModelConfig, pain_P186_unknown_model_type_is_refused_by_name) {
+  Json json = with("architectures", nullptr);
+  json.set("model_type", "brandnew");
+  const auto [reason, text] = refusal(json);
+  EXPECT_EQ(reason, Reason::kUnsupported);
+  EXPECT_NE(text.find("brandnew"), std::string::npos);
+  EXPECT_NE(text.find("LlamaForCausalLM"), std::string::npos);
+}
+
+TEST(ModelConfig, generation_config_decides_the_end_tokens) {
+  const std::string folder = galley::testing::scratch_directory("config");
+  write_file_atomically(folder + "/config.json", toy_config_json().dump());
+  EXPECT_EQ(read_model_config(folder).eos_ids, std::vector<int64_t>{2});
+  write_file_atomically(folder + "/generation_config.json", R"({"eos_token_id": [7, 9]})");
+  EXPECT_EQ(read_model_config(folder).eos_ids, (std::vector<int64_t>{7, 9}));
+  EXPECT_EQ(read_model_config(folder + "/").name, path_name(folder));
+}
+
+TEST(ModelConfig, missing_folder_and_broken_text) {
+  const std::string folder = galley::testing::scratch_directory("config");
+  const auto reason_of = [](const std::string& path) {
+    try {
+      read_model_config(path);
+      return Reason::kOk;
+    } catch (const Error& error) {
+      return error.reason();
+    }
+  };
+  EXPECT_EQ(reason_of(folder + "/nothing"), Reason::kMissingPath);
+  EXPECT_EQ(reason_of(folder), Reason::kMissingPath);
+  const std::string text = toy_config_json().dump();
+  for (size_t length = 0; length < text.size(); ++length) {
+    std::ofstream(folder + "/config.json") << text.substr(0, length);
+    ASSERT_EQ(reason_of(folder), Reason::kBadModel) << length;
+  }
+}
+
+TEST(ModelConfig, parameters_are_counted_once_when_tied) {
+  const ModelConfig untied = parse_model_config(toy_config_json(), "toy");
+  const ModelConfig tied = parse_model_config(with("tie_word_embeddings", true), "toy");
+  int64_t by_specs = 0;
+  for (const WeightSpec& spec : weight_specs(untied)) {
+    int64_t count = 1;
+    for (const int64_t size : spec.shape) count *= size;
+    by_specs += count;
+  }
+  EXPECT_EQ(untied.num_parameters(), by_specs);
+  EXPECT_EQ(tied.num_parameters(), by_specs - 128 * 32);
+}
+
+TEST(ModelConfig, rope_tables_by_definition) {
+  ModelConfig config = parse_model_config(toy_config_json(), "toy");
+  config.rope = {.kind = RopeKind::kLinear, .theta = 10000.0, .factor = 4.0};
+  std::vector<float> cos(16 * 4), sin(16 * 4);
+  rope_tables(config, 16, cos.data(), sin.data());
+  for (int p = 0; p < 16; ++p) {
+    for (int i = 0; i < 4; ++i) {
+      const double angle = p / 4.0 * std::pow(10000.0, -i / 4.0);
+      EXPECT_NEAR(cos[static_cast<size_t>(p * 4 + i)], std::cos(angle), 1e-6);
+      EXPECT_NEAR(sin[static_cast<size_t>(p * 4 + i)], std::sin(angle), 1e-6);
+    }
+  }
+  // llama3: long waves are divided by the factor, short ones stay.
+  config.rope = {.kind = RopeKind::kLlama3,
+                 .theta = 10000.0,
+                 .factor = 8.0,
+                 .low_freq_factor = 1,
+                 .high_freq_factor = 4,
+                 .original_max_position = 32};
+  rope_tables(config, 16, cos.data(), sin.data());
+  EXPECT_NEAR(sin[4], std::sin(1.0), 1e-6);                             // pair 0 at position 1
+  EXPECT_NEAR(sin[7], std::sin(std::pow(10000.0, -0.75) / 8.0), 1e-7);  // pair 3
+}
+
+// Toys whose architecture or RoPE scaling comes later.
+const std::set<std::string> kRefusedToys = {
+    "gemma2",          "gemma3_text",     "gemma_1",     "granite",      "llama_rope_dynamic",
+    "llama_rope_yarn", "mistral_sliding", "mixtral_moe", "olmo2",        "phi3_fused",
+    "qwen2_tied",      "qwen2_untied",    "qwen3_moe",   "qwen3_qknorm", "smollm3"};
+
+TEST(ModelConfig, reference_toys_open_or_are_refused_by_name) {
+  GALLEY_NEED_REFERENCE(folder, "toys");
+  galley::testing::CaseCount count("toys, config and weights");
+  for (const std::string& name : galley::testing::list_directory(folder)) {
+    const std::string toy = path_join(folder, name);
+    if (!path_exists(path_join(toy, "config.json"))) continue;
+    SCOPED_TRACE(name);
+    try {
+      const ModelConfig config = read_model_config(toy);
+      std::vector<std::string> warnings;
+      const ModelWeights weights = ModelWeights::open(toy, config, &warnings);
+      EXPECT_TRUE(warnings.empty()) << warnings[0];
+      EXPECT_EQ(weights.get({WeightRole::kEmbedding}).shape,
+                (std::vector<int64_t>{config.vocab_size, config.hidden}));
+      EXPECT_FALSE(kRefusedToys.contains(name)) << "is in the list of refused toys, but was taken";
+      count.pass();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.reason(), Reason::kUnsupported) << error.what();
+      EXPECT_TRUE(kRefusedToys.contains(name)) << error.what();
+      count.refuse(name);
+    }
+  }
+}
+
+TEST(ModelConfig, reference_smollm2_opens) {
+  GALLEY_NEED_SMOLLM2(folder);
+  const ModelConfig config = read_model_config(folder);
+  EXPECT_EQ(config.num_layers, 30);
+  EXPECT_EQ(config.head_dim, 64);
+  EXPECT_TRUE(config.tied_embeddings);
+  EXPECT_EQ(config.rope.theta, 100000.0);
+  EXPECT_EQ(config.eos_ids, std::vector<int64_t>{2});
+  EXPECT_EQ(config.num_parameters(), 134515008);
+  const ModelWeights weights = ModelWeights::open(folder, config);
+  EXPECT_EQ(weights.get({WeightRole::kProjection, 29, Projection::kDown}).dtype, DType::kBf16);
+  EXPECT_EQ(weights.fingerprint().size(), 32u);
+}
+
+}  // namespace
+}  // namespace galley::model
