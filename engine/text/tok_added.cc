@@ -84,13 +84,11 @@ void AddedTokens::prepare(const std::function<std::string(const std::string&)>& 
   // Special tokens first: they win where two tokens have one normalized spelling.
   for (const bool special : {true, false}) {
     for (size_t i = 0; i < tokens_.size(); ++i) {
-      const AddedToken& token = tokens_[i];
+      AddedToken& token = tokens_[i];
       if (token.special != special) continue;
-      if (token.normalized) {
-        in_normalized_.add(normalize(token.content), i);
-      } else {
-        in_original_.add(token.content, i);
-      }
+      token.spelling = token.normalized ? normalize(token.content) : token.content;
+      (token.normalized ? in_normalized_ : in_original_).add(token.spelling, i);
+      if (special) special_contents_.insert(token.content);
     }
   }
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "engine/text/tok_json.h"
@@ -19,6 +20,8 @@ namespace galley::text::internal {
 
 struct AddedToken {
   std::string content;
+  /// What the decoder sees: the normalized content of a normalized token, else the content.
+  std::string spelling;
   int32_t id = 0;
   bool single_word = false;  // only between characters that are no letters, digits or "_"
   bool lstrip = false;       // takes the white space on its left along
@@ -84,6 +87,10 @@ class AddedTokens {
   const std::vector<AddedToken>& tokens() const { return tokens_; }
   const AddedToken* by_id(int32_t id) const;
   std::optional<int32_t> id_of(std::string_view content) const;
+  /// Tokens are left out of decoded text by their spelling, as the library does it.
+  bool is_special_spelling(const std::string& spelling) const {
+    return special_contents_.contains(spelling);
+  }
 
   /// Cuts the original text at the tokens that are not normalized.
   void split_original(const AlignedText& text, const SpecialRule& rule,
@@ -103,6 +110,7 @@ class AddedTokens {
   std::vector<AddedToken> tokens_;
   std::unordered_map<std::string, size_t> by_content_;
   std::unordered_map<int32_t, size_t> by_id_;
+  std::unordered_set<std::string> special_contents_;
   StringSet in_original_;
   StringSet in_normalized_;
 };

@@ -178,12 +178,17 @@ void TokenizerParts::encode_stretch(AlignedText* text, Work* work) const {
   }
 }
 
+bool TokenizerParts::is_shown(const std::string* spelling, SkipSpecial skip) const {
+  if (spelling == nullptr) return false;
+  return skip == SkipSpecial::kNo || !added_.is_special_spelling(*spelling);
+}
+
 std::string TokenizerParts::decode(std::span<const int32_t> ids, SkipSpecial skip) const {
   if (decoder_.kind == DecoderKind::kByteLevel) {
     std::string bytes;
     for (const int32_t id : ids) {
       const std::string* token = spelling(id);
-      if (token == nullptr || (skip == SkipSpecial::kYes && is_special(id))) continue;
+      if (!is_shown(token, skip)) continue;
       append_bytes_of_token(*token, &bytes);
     }
     std::string text;
@@ -193,14 +198,14 @@ std::string TokenizerParts::decode(std::span<const int32_t> ids, SkipSpecial ski
   std::vector<std::string> tokens;
   for (const int32_t id : ids) {
     const std::string* token = spelling(id);
-    if (token == nullptr || (skip == SkipSpecial::kYes && is_special(id))) continue;
+    if (!is_shown(token, skip)) continue;
     tokens.push_back(*token);
   }
   return decoder_.decode(std::move(tokens));
 }
 
 const std::string* TokenizerParts::spelling(int32_t id) const {
-  if (const AddedToken* token = added_.by_id(id)) return &token->content;
+  if (const AddedToken* token = added_.by_id(id)) return &token->spelling;
   return model_->vocabulary().text(id);
 }
 

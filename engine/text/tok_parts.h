@@ -44,6 +44,7 @@ class TokenizerParts {
   void read(const JsonField& top);
   void encode_text(AlignedText* text, Work* work) const;
   void encode_stretch(AlignedText* text, Work* work) const;
+  bool is_shown(const std::string* spelling, SkipSpecial skip) const;
   void push_added(const AlignedText& text, const Segment& segment, Work* work) const;
   std::unique_ptr<WordCache> borrow_cache() const;
   void give_cache_back(std::unique_ptr<WordCache> cache) const;

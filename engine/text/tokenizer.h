@@ -62,7 +62,8 @@ class Tokenizer {
   std::string decode(std::span<const int32_t> ids, SkipSpecial skip) const;
 
   std::optional<int32_t> token_to_id(std::string_view token) const;
-  /// The token as the vocabulary spells it; Error(kBadData) when no token has this id.
+  /// The token as the vocabulary spells it (an added token that is normalized: its normalized
+  /// spelling); Error(kBadData) when no token has this id.
   const std::string& id_to_token(int32_t id) const;
   /// True for added tokens marked special.
   bool is_special(int32_t id) const;
