@@ -104,7 +104,7 @@ void rematerialize(BlockBackward* backward) {
                     [&](Slot slot) { return backward->keep[at(slot)] == Keep::kKeep; });
     if (!inputs_kept) continue;
     backward->keep[at(operation.output)] = Keep::kRecompute;
-    backward->rerun[i] = true;
+    backward->rerun[i] = Rerun::kWhole;
   }
 }
 
@@ -118,18 +118,21 @@ void recompute_whole(const LayerRanks& ranks, BlockBackward* backward) {
   const auto mark = [&](Slot slot) { keep[at(slot)] = Keep::kRecompute; };
   for (size_t i = operations.size(); i-- > 0;) {
     const BlockOperation& operation = operations[i];
-    bool wanted = backward->reads(operation.output);
-    if (operation.op == BlockOp::kRotate) wanted = backward->reads(Slot::kQ);
-    if (operation.op == BlockOp::kNorm) wanted |= backward->reads(operation.statistic);
-    if (is_adapted(operation, ranks))
-      wanted |= backward->reads(low_rank_slot(operation.projection));
-    if (!wanted) continue;
-    backward->rerun[i] = true;
+    bool whole = backward->reads(operation.output);
+    if (operation.op == BlockOp::kRotate) whole = backward->reads(Slot::kQ);
+    if (operation.op == BlockOp::kNorm) whole |= backward->reads(operation.statistic);
+    const bool adapted = is_adapted(operation, ranks);
+    if (!whole && adapted && backward->reads(low_rank_slot(operation.projection))) {
+      backward->rerun[i] = Rerun::kLowRank;
+      mark(operation.inputs[0]);
+    }
+    if (!whole) continue;
+    backward->rerun[i] = Rerun::kWhole;
     mark(operation.output);
     for (const Slot slot : operation.inputs) mark(slot);
     if (operation.has_residual) mark(operation.residual);
     if (operation.statistic != Slot::kInput) mark(operation.statistic);
-    if (is_adapted(operation, ranks)) mark(low_rank_slot(operation.projection));
+    if (adapted) mark(low_rank_slot(operation.projection));
   }
   keep[at(Slot::kInput)] = Keep::kKeep;
 }
@@ -250,7 +253,7 @@ int first_adapted_layer(std::span<const AdaptedLinear> linears) {
 BlockBackward block_backward(const LayerRanks& ranks, bool input_needs_gradient,
                              bool recompute_block) {
   BlockBackward backward;
-  backward.rerun.assign(block_operations().size(), false);
+  backward.rerun.assign(block_operations().size(), Rerun::kNo);
   backward.needs_gradient[at(Slot::kInput)] = input_needs_gradient;
   propagate_needs(ranks, &backward);
   if (!backward.active) return backward;

@@ -92,6 +92,12 @@ enum class Keep : uint8_t {
   kRecompute,  // read by backward, made again there
 };
 
+enum class Rerun : uint8_t {
+  kNo,
+  kLowRank,  // of an adapted linear: its low-rank activation only, not the product
+  kWhole,
+};
+
 /// What backward of one layer needs.
 struct BlockBackward {
   bool active = false;  // anything of this layer is differentiated
@@ -99,7 +105,7 @@ struct BlockBackward {
   std::array<Keep, kNumSlots> keep{};
   /// Operations that backward runs again first, in forward order: whole blocks' recomputation, or
   /// the cheap ones (norms, swiglu) whose inputs are kept anyway.
-  std::vector<bool> rerun;  // by index of block_operations()
+  std::vector<Rerun> rerun;  // by index of block_operations()
   bool reads(Slot slot) const { return keep[static_cast<size_t>(slot)] != Keep::kDrop; }
 };
 /// `input_needs_gradient`: an adapted linear lies in a lower layer.

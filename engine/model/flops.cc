@@ -6,7 +6,7 @@ namespace {
 
 /// Adds what the linears of one layer cost: forward, backward of what flows, and reruns.
 void add_linear(const WorkerShape& shape, const BlockOperation& operation, int64_t rank,
-                const BlockBackward& backward, bool reruns, TokenFlops* flops) {
+                const BlockBackward& backward, Rerun rerun, TokenFlops* flops) {
   const auto out = static_cast<double>(shape.projection_out(operation.projection));
   const auto in = static_cast<double>(shape.projection_in(operation.projection));
   const auto r = static_cast<double>(rank);
@@ -15,10 +15,11 @@ void add_linear(const WorkerShape& shape, const BlockOperation& operation, int64
   flops->lora += 2 * r * (in + out);
   if (input_flows) flops->base_backward += 2 * in * out;
   if (rank > 0) flops->lora += 2 * r * (2 * out + in) + (input_flows ? 2 * r * in : 0);
-  if (reruns) {
+  if (rerun == Rerun::kWhole) {
     flops->base_backward += 2 * in * out;
     flops->lora += 2 * r * (in + out);
   }
+  if (rerun == Rerun::kLowRank) flops->lora += 2 * r * in;
 }
 
 }  // namespace
@@ -42,7 +43,7 @@ TokenFlops training_flops(const ModelConfig& config, const std::vector<AdaptedLi
       } else if (operation.op == BlockOp::kAttention) {
         flops.attention += 2 * product;  // scores and weighted sum
         if (backward.reads(Slot::kLse)) flops.attention += 5 * product;
-        if (backward.rerun[i]) flops.attention += 2 * product;
+        if (backward.rerun[i] == Rerun::kWhole) flops.attention += 2 * product;
       }
     }
   }

@@ -76,7 +76,8 @@ void BlockRunner::backward(int layer, const model::BlockBackward& needs,
   const Pass pass{layer, *this, tensors, step};
   const auto& operations = model::block_operations();
   for (size_t i = 0; i < operations.size(); ++i) {
-    if (needs.rerun[i]) run(pass, operations[i]);
+    if (needs.rerun[i] == model::Rerun::kWhole) run(pass, operations[i]);
+    if (needs.rerun[i] == model::Rerun::kLowRank) rerun_low_rank(pass, operations[i]);
   }
   std::array<bool, model::kNumSlots> written{};
   for (size_t i = operations.size(); i-- > 0;) backward_of(pass, operations[i], needs, &written);
@@ -146,13 +147,27 @@ void BlockRunner::run_linear(const Pass& pass, const BlockOperation& operation) 
 
 void BlockRunner::run_adapter(const Pass& pass, const AdapterRange& range,
                               const AdapterLinear& adapter, const BlockOperation& operation) {
-  const ConstMatrix x = adapter_input(pass, range, operation);
+  const Matrix xa = run_low_rank(pass, range, adapter, operation);
   const Matrix y = rows_of(pass.slot(operation.output), range.row, range.num_rows);
+  const ConstMatrix b(adapter.b, y.cols, adapter.rank, adapter.rank);
+  setup_.ops->linear->matmul_nt(xa, b, adapter.scale, y, Write::kAdd);
+}
+
+/// xa = x A^T of the rows of one adapter.
+Matrix BlockRunner::run_low_rank(const Pass& pass, const AdapterRange& range,
+                                 const AdapterLinear& adapter, const BlockOperation& operation) {
+  const ConstMatrix x = adapter_input(pass, range, operation);
   const Matrix xa = pass.low_rank(operation.projection, range, adapter.rank);
   const ConstMatrix a(adapter.a, adapter.rank, x.cols, x.cols);
-  const ConstMatrix b(adapter.b, y.cols, adapter.rank, adapter.rank);
   setup_.ops->linear->matmul_nt(x, a, 1.0f, xa, Write::kSet);
-  setup_.ops->linear->matmul_nt(xa, b, adapter.scale, y, Write::kAdd);
+  return xa;
+}
+
+void BlockRunner::rerun_low_rank(const Pass& pass, const BlockOperation& operation) {
+  for (const AdapterRange& range : pass.step.adapters) {
+    const AdapterLinear& adapter = pass.adapter(range, operation.projection);
+    if (adapter.rank > 0) run_low_rank(pass, range, adapter, operation);
+  }
 }
 
 /// The rows of a linear's input as its adapter sees them: with dropout, a masked copy.

@@ -83,7 +83,7 @@ class BlockRunner {
   void backward(int layer, const model::BlockBackward& needs, const LayerTensors& tensors,
                 const StepView& step);
 
-  /// y = norm(x), for the final norm. `rows` matrices with stride row_stride(hidden).
+  /// A view of a planned activation: rows at the plan's stride.
   device::Matrix matrix(float* data, int64_t rows, int64_t cols) const;
 
  private:
@@ -92,6 +92,9 @@ class BlockRunner {
   void run_linear(const Pass& pass, const model::BlockOperation& operation);
   void run_adapter(const Pass& pass, const AdapterRange& range, const AdapterLinear& adapter,
                    const model::BlockOperation& operation);
+  device::Matrix run_low_rank(const Pass& pass, const AdapterRange& range,
+                              const AdapterLinear& adapter, const model::BlockOperation& operation);
+  void rerun_low_rank(const Pass& pass, const model::BlockOperation& operation);
   void run_attention(const Pass& pass);
   void rotate(const device::Matrix& q, const device::Matrix& k, const StepView& step,
               device::TokenOps::Direction direction);
