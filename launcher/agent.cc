@@ -53,8 +53,8 @@ struct Agent::Worker {
   Json ended;        // its own last word
 };
 
-Agent::Agent(Channel* channel, WorkerStarter starter, AgentSettings settings, Log* log)
-    : channel_(channel), starter_(std::move(starter)), settings_(std::move(settings)), log_(log) {}
+Agent::Agent(Channel* channel, WorkerStarter starter, AgentSettings settings)
+    : channel_(channel), starter_(std::move(starter)), settings_(std::move(settings)) {}
 
 Agent::~Agent() = default;
 

@@ -28,12 +28,14 @@ struct AgentSettings {
 
 class Agent {
  public:
-  /// `channel` and `log` must outlive the agent; `log` may be nullptr.
-  Agent(Channel* channel, WorkerStarter starter, AgentSettings settings, Log* log);
+  /// `channel` must outlive the agent.
+  Agent(Channel* channel, WorkerStarter starter, AgentSettings settings);
   ~Agent();
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
+  /// Where it writes from now on; nullptr: nowhere. Not owned.
+  void set_log(Log* log) { log_ = log; }
   /// A message for agents that has arrived.
   void handle(const Json& message, double now);
   /// One round over the workers; true when there was something to do.
@@ -65,7 +67,7 @@ class Agent {
   Channel* channel_;
   WorkerStarter starter_;
   AgentSettings settings_;
-  Log* log_;
+  Log* log_ = nullptr;
   std::string logs_folder_;  // told by "run"
   std::vector<std::unique_ptr<Worker>> workers_;
   double last_beat_ = -1;

@@ -58,7 +58,7 @@ Coordinator::Coordinator(CoordinatorSettings settings, RunWorld world,
     if (job.given.finished) {
       job.state = JobState::kFinished;
       job.progress.step = job.given.last.step;
-      event(LogLevel::kInfo, job.given.prepared.spec.name, "already finished");
+      event(LogLevel::kInfo, job.given.prepared.spec.name, "is complete since an earlier run");
     }
   }
   for (const auto& [name, reason] : bad_jobs_) {
@@ -108,19 +108,8 @@ std::vector<placement::RunningJob> Coordinator::running() const {
 void Coordinator::schedule(double now) {
   if (stopping() || !any(JobState::kWaiting)) return;
   if (settings_.end_at && *settings_.end_at - stop_margin() - now < kLeastRunSeconds) return;
-  placement::PlacementPlan plan = policy_->plan(world_.cluster, running(), queue(), now);
-  // A GPU that failed a job is better than none: where avoiding leaves nothing, avoid nothing.
-  bool again = false;
-  for (Job& job : jobs_) {
-    if (job.avoid.empty() || job.state != JobState::kWaiting) continue;
-    const bool starts = std::any_of(plan.start.begin(), plan.start.end(), [&](const auto& start) {
-      return start.job == job.given.prepared.spec.name;
-    });
-    if (starts || any(JobState::kRunning)) continue;
-    job.avoid.clear();
-    again = true;
-  }
-  if (again) plan = policy_->plan(world_.cluster, running(), queue(), now);
+  const placement::PlacementPlan plan = policy_->plan(world_.cluster, running(), queue(), now);
+  if (!first_plan_) first_plan_ = placement::to_json(plan, world_.cluster);
   for (Job& job : jobs_) {
     const std::string& name = job.given.prepared.spec.name;
     if (job.state != JobState::kWaiting) continue;
@@ -594,6 +583,13 @@ std::vector<JobRow> Coordinator::table(double now) const {
     rows.push_back(std::move(row));
   }
   return rows;
+}
+
+Json Coordinator::plan_json() const {
+  return Json::object()
+      .set("policy", policy_->name())
+      .set("cluster", placement::to_json(world_.cluster))
+      .set("plan", first_plan_.value_or(Json::object()));
 }
 
 std::vector<Output> Coordinator::take_outputs() { return std::exchange(outputs_, {}); }

@@ -116,6 +116,8 @@ class Coordinator {
   /// Longest checkpoint so far, in seconds; 0: none yet.
   double longest_checkpoint_s() const { return longest_checkpoint_s_; }
   const RunWorld& world() const { return world_; }
+  /// Cluster and first placement plan, for plan.json.
+  Json plan_json() const;
 
  private:
   struct Job {
@@ -183,6 +185,7 @@ class Coordinator {
   std::optional<Reason> run_reason_;  // what ended the run as a whole
   double longest_checkpoint_s_ = 0;
   double created_at_ = 0;
+  std::optional<Json> first_plan_;
 };
 
 }  // namespace galley::launcher

@@ -36,7 +36,7 @@ enum class ProgressStyle { kAuto, kBars, kLines, kNone };
 
 struct LaunchOptions {
   RunOptions run;
-  int num_ranks = 0;     // -n; 0: from Slurm, else one agent per core (at most 5 ranks)
+  int num_ranks = 0;     // -n; 0: from Slurm, else 2
   bool requeue = false;  // on 75: scontrol requeue for the own Slurm job
   int max_requeues = 3;  // in a row without a new step
   ProgressStyle progress = ProgressStyle::kAuto;

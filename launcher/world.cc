@@ -51,16 +51,25 @@ void warn_of_binding(const std::vector<Hello>& hellos, RunWorld* world) {
 }
 
 void warn_of_gpus(const std::vector<Hello>& hellos, RunWorld* world) {
-  std::set<std::string> hosts;
+  std::set<std::string> without_driver, with_driver;
   for (const Hello& hello : hellos) {
     const bool listed = !hello.visible_gpus.empty() && hello.visible_gpus != "NoDevFiles" &&
                         hello.visible_gpus != "-1";
-    if (listed && !hello.gpu_driver) hosts.insert(hello.host);
+    if (hello.gpu_driver) with_driver.insert(hello.host);
+    if (listed && !hello.gpu_driver) without_driver.insert(hello.host);
   }
-  if (hosts.empty()) return;
-  world->warnings.push_back(
-      cat("GPUs are listed on ", join(std::vector<std::string>(hosts.begin(), hosts.end()), ", "),
-          ", but no driver answers for them there; the host devices are used"));
+  const auto names = [](const std::set<std::string>& hosts) {
+    return join(std::vector<std::string>(hosts.begin(), hosts.end()), ", ");
+  };
+  if (!without_driver.empty()) {
+    world->warnings.push_back(
+        cat("GPUs are listed on ", names(without_driver),
+            ", but no driver answers for them there; the host devices are used"));
+  }
+  if (!with_driver.empty()) {
+    world->warnings.push_back(cat("there are GPUs on ", names(with_driver),
+                                  ", but this version trains on host devices only"));
+  }
 }
 
 void add_emulated(const placement::Cluster& file, const std::vector<Hello>& hellos,
@@ -95,13 +104,12 @@ void add_host_devices(const std::vector<Hello>& hellos, RunWorld* world) {
     if (!done.insert(hello.host).second) continue;
     const int cores = std::max<int>(1, static_cast<int>(world->cores[hello.host].size()));
     placement::Gpu gpu;
-    gpu.type.name = "host";
+    gpu.type.name = predictor::kHostTypeName;
     gpu.type.description = cat("host device of ", hello.host, ", ", cores, " cores");
     gpu.type.memory_bytes =
         static_cast<uint64_t>(kUsableMemory * static_cast<double>(hello.free_memory_bytes));
     gpu.type.bandwidth_bytes_per_s = cores * kBytesPerSecondPerCore;
     gpu.type.peak_f32_flops = cores * kFlopsPerCore;
-    gpu.type.emulated = true;
     gpu.node = static_cast<int>(world->cluster.nodes.size());
     gpu.uuid = cat("host:", hello.host);
     gpu.threads = cores;
