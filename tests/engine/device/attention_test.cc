@@ -1,0 +1,286 @@
+#include <algorithm>
+#include <numeric>
+
+#include "engine/core/error.h"
+#include "tests/engine/device/device_testing.h"
+
+namespace galley::device {
+namespace {
+
+using Doubles = std::vector<double>;
+
+/// Inputs, and what double precision makes of them.
+struct Problem {
+  AttentionShape shape;
+  std::vector<AttentionItem> items;
+  Tensor q, k, v, d_o;
+  Doubles o, lse, dq, dk, dv;  // dense rows
+
+  Problem(const AttentionShape& s, std::vector<AttentionItem> the_items, int64_t rows,
+          int64_t key_rows, float size = 1.0f)
+      : shape(s),
+        items(std::move(the_items)),
+        q(Tensor::random(rows, s.num_heads * s.head_dim, 1, size, 3)),
+        k(Tensor::random(key_rows, s.num_kv_heads * s.head_dim, 2, size, 5)),
+        v(Tensor::random(key_rows, s.num_kv_heads * s.head_dim, 3, 1.0f, 1)),
+        d_o(Tensor::random(rows, s.num_heads * s.head_dim, 4, 1.0f, 2)),
+        o(static_cast<size_t>(q.rows() * q.cols())),
+        lse(static_cast<size_t>(rows * s.num_heads)),
+        dq(o.size()),
+        dk(static_cast<size_t>(k.rows() * k.cols())),
+        dv(dk.size()) {
+    for (const AttentionItem& item : items) {
+      for (int64_t i = 0; i < item.num_queries; ++i) {
+        for (int64_t h = 0; h < s.num_heads; ++h) solve(item, i, h);
+      }
+    }
+  }
+
+  void solve(const AttentionItem& item, int64_t i, int64_t h) {
+    const int64_t d = shape.head_dim, row = item.query_row + i;
+    const int64_t kv = h / (shape.num_heads / shape.num_kv_heads) * d;
+    const int64_t visible = item.num_keys - item.num_queries + i + 1;
+    Doubles p(static_cast<size_t>(visible)), dp(p.size());
+    double top = -1e300;
+    for (int64_t j = 0; j < visible; ++j) {
+      double score = 0, gradient = 0;
+      for (int64_t e = 0; e < d; ++e) {
+        score += double{q(row, h * d + e)} * k(item.key_row + j, kv + e);
+        gradient += double{d_o(row, h * d + e)} * v(item.key_row + j, kv + e);
+      }
+      p[static_cast<size_t>(j)] = score * shape.scale;
+      dp[static_cast<size_t>(j)] = gradient;
+      top = std::max(top, score * shape.scale);
+    }
+    double total = 0;
+    for (double& value : p) total += value = std::exp(value - top);
+    for (double& value : p) value /= total;
+    lse[static_cast<size_t>(row * shape.num_heads + h)] = top + std::log(total);
+    const double dot = std::inner_product(p.begin(), p.end(), dp.begin(), 0.0);
+    const int64_t cols = shape.num_heads * d, kv_cols = shape.num_kv_heads * d;
+    for (int64_t j = 0; j < visible; ++j) {
+      const double weight = p[static_cast<size_t>(j)];
+      const double ds = weight * (dp[static_cast<size_t>(j)] - dot) * shape.scale;
+      const int64_t key = item.key_row + j;
+      for (int64_t e = 0; e < d; ++e) {
+        o[static_cast<size_t>(row * cols + h * d + e)] += weight * v(key, kv + e);
+        dq[static_cast<size_t>(row * cols + h * d + e)] += ds * k(key, kv + e);
+        dk[static_cast<size_t>(key * kv_cols + kv + e)] += ds * q(row, h * d + e);
+        dv[static_cast<size_t>(key * kv_cols + kv + e)] += weight * d_o(row, h * d + e);
+      }
+    }
+  }
+};
+
+/// Largest difference, relative to the largest expected value (at least 1).
+double distance(const Tensor& actual, const Doubles& expected) {
+  double worst = 0, largest = 1;
+  for (int64_t i = 0; i < actual.rows(); ++i) {
+    for (int64_t j = 0; j < actual.cols(); ++j) {
+      const double value = expected[static_cast<size_t>(i * actual.cols() + j)];
+      largest = std::max(largest, std::abs(value));
+      // A NaN must not pass.
+      const double difference = std::abs(actual(i, j) - value);
+      worst = difference <= worst ? worst : difference;
+      if (std::isnan(difference)) return difference;
+    }
+  }
+  return worst / largest;
+}
+
+struct Outputs {
+  Tensor o, lse, dq, dk, dv;
+};
+
+Outputs make_outputs(const Problem& p) {
+  return {Tensor::filled(p.q.rows(), p.q.cols(), 0.0f, 4),
+          Tensor::filled(p.q.rows(), p.shape.num_heads, 0.0f),
+          Tensor::filled(p.q.rows(), p.q.cols(), 0.0f, 1),
+          Tensor::filled(p.k.rows(), p.k.cols(), 0.0f, 2),
+          Tensor::filled(p.k.rows(), p.k.cols(), 0.0f, 6)};
+}
+
+void run_forward(TestDevice& t, const Problem& p, std::span<const AttentionItem> items,
+                 Outputs* out) {
+  t.ops.attention->forward(p.shape, items, p.q.view(), p.k.view(), p.v.view(), out->o.matrix(),
+                           out->lse.data());
+}
+void run_backward(TestDevice& t, const Problem& p, std::span<const AttentionItem> items,
+                  Outputs* out) {
+  t.ops.attention->backward(p.shape, items, p.q.view(), p.k.view(), p.v.view(), out->o.view(),
+                            out->lse.data(), p.d_o.view(), out->dq.matrix(), out->dk.matrix(),
+                            out->dv.matrix());
+}
+
+constexpr double kAllowed = 2e-5;
+
+void expect_solved(TestDevice& t, const Problem& p) {
+  Outputs out = make_outputs(p);
+  run_forward(t, p, p.items, &out);
+  EXPECT_LT(distance(out.o, p.o), kAllowed);
+  EXPECT_LT(distance(out.lse, p.lse), kAllowed);
+  run_backward(t, p, p.items, &out);
+  EXPECT_LT(distance(out.dq, p.dq), kAllowed);
+  EXPECT_LT(distance(out.dk, p.dk), kAllowed);
+  EXPECT_LT(distance(out.dv, p.dv), kAllowed);
+  for (const Tensor* tensor : {&out.o, &out.lse, &out.dq, &out.dk, &out.dv}) {
+    EXPECT_TRUE(tensor->sentinels_hold());
+  }
+}
+
+AttentionShape shape_of(int64_t heads, int64_t kv_heads, int64_t head_dim) {
+  return {heads, kv_heads, head_dim, 1.0f / std::sqrt(static_cast<float>(head_dim))};
+}
+
+TEST(Attention, equals_double_precision_for_many_shapes) {
+  struct Case {
+    int64_t heads, kv_heads, head_dim, tokens;
+  };
+  const Case kCases[] = {{1, 1, 1, 1},    {1, 1, 4, 3},    {2, 1, 16, 17},  {3, 1, 64, 31},
+                         {4, 2, 33, 33},  {9, 3, 64, 100}, {2, 2, 80, 130}, {17, 1, 8, 50},
+                         {1, 1, 256, 97}, {40, 1, 20, 13}, {6, 2, 32, 200}, {4, 1, 100, 1}};
+  for_every_device([&](TestDevice& t) {
+    for (const Case& c : kCases) {
+      SCOPED_TRACE(::testing::Message() << c.heads << " heads, " << c.kv_heads << " kv, dim "
+                                        << c.head_dim << ", " << c.tokens << " tokens");
+      expect_solved(t, Problem(shape_of(c.heads, c.kv_heads, c.head_dim),
+                               {{0, c.tokens, 0, c.tokens}}, c.tokens, c.tokens));
+      if (::testing::Test::HasFailure()) return;
+    }
+  });
+}
+
+TEST(Attention, several_items_with_cached_keys_do_not_see_each_other) {
+  // Whole rows, a window at the end of a longer sequence, decodes, and an empty item; gaps between.
+  const std::vector<AttentionItem> items = {{0, 20, 0, 20},   {20, 7, 25, 140}, {30, 1, 170, 1},
+                                            {31, 1, 175, 99}, {40, 0, 0, 0},    {41, 50, 280, 51}};
+  for_every_device([&](TestDevice& t) {
+    const Problem p(shape_of(4, 2, 24), items, 95, 340);
+    expect_solved(t, p);
+    Outputs out = make_outputs(p);
+    run_forward(t, p, p.items, &out);
+    EXPECT_EQ(out.o(28, 0), 0.0f) << "a row of no item was written";
+  });
+}
+
+TEST(Attention, large_scores_neither_overflow_nor_vanish) {
+  for_every_device([](TestDevice& t) {
+    AttentionShape shape = shape_of(2, 1, 16);
+    shape.scale = 3.0f;
+    const Problem p(shape, {{0, 120, 0, 120}}, 120, 120, 8.0f);
+    Outputs out = make_outputs(p);
+    run_forward(t, p, p.items, &out);
+    EXPECT_LT(distance(out.o, p.o), 2e-3);
+    EXPECT_LT(distance(out.lse, p.lse), 1e-5);
+  });
+}
+
+TEST(Attention, log_sum_exp_may_be_left_out) {
+  TestDevice t = make_test_device(KernelSet::kAuto, 1);
+  const Problem p(shape_of(2, 1, 16), {{0, 5, 0, 5}}, 5, 5);
+  Outputs out = make_outputs(p);
+  t.ops.attention->forward(p.shape, p.items, p.q.view(), p.k.view(), p.v.view(), out.o.matrix(),
+                           nullptr);
+  EXPECT_LT(distance(out.o, p.o), kAllowed);
+}
+
+/// Windows of `size` rows of one sequence of `tokens` rows.
+std::vector<AttentionItem> windows_of(int64_t tokens, int64_t size) {
+  std::vector<AttentionItem> windows;
+  for (int64_t begin = 0; begin < tokens; begin += size) {
+    const int64_t end = std::min(tokens, begin + size);
+    windows.push_back({begin, end - begin, 0, end});
+  }
+  return windows;
+}
+
+TEST(Attention, windows_from_the_end_to_the_start_add_up_to_the_whole_backward) {
+  for_every_device([](TestDevice& t) {
+    const int64_t tokens = 70;
+    const Problem p(shape_of(6, 2, 16), {{0, tokens, 0, tokens}}, tokens, tokens);
+    for (const int64_t size : {3, 16, 33}) {
+      Outputs out = make_outputs(p);
+      std::vector<AttentionItem> windows = windows_of(tokens, size);
+      for (const AttentionItem& window : windows) run_forward(t, p, {&window, 1}, &out);
+      std::reverse(windows.begin(), windows.end());
+      for (const AttentionItem& window : windows) {
+        run_backward(t, p, {&window, 1}, &out);
+        // The rows of this window are final now: earlier rows cannot see them.
+        const size_t cols = static_cast<size_t>(p.k.cols());
+        for (int64_t row = window.query_row; row < window.num_keys; ++row) {
+          for (size_t j = 0; j < cols; ++j) {
+            ASSERT_NEAR(out.dk(row, static_cast<int64_t>(j)),
+                        p.dk[static_cast<size_t>(row) * cols + j], 1e-4);
+            ASSERT_NEAR(out.dv(row, static_cast<int64_t>(j)),
+                        p.dv[static_cast<size_t>(row) * cols + j], 1e-4);
+          }
+        }
+      }
+      EXPECT_LT(distance(out.dq, p.dq), kAllowed);
+      EXPECT_LT(distance(out.dk, p.dk), kAllowed);
+      EXPECT_LT(distance(out.dv, p.dv), kAllowed);
+    }
+  });
+}
+
+TEST(Attention, windows_in_forward_order_would_emit_wrong_key_gradients) {
+  TestDevice t = make_test_device(KernelSet::kAuto, 1);
+  const int64_t tokens = 12;
+  const Problem p(shape_of(1, 1, 4), {{0, tokens, 0, tokens}}, tokens, tokens);
+  Outputs out = make_outputs(p);
+  run_forward(t, p, p.items, &out);
+  double worst = 0;
+  for (const AttentionItem& window : windows_of(tokens, 3)) {
+    run_backward(t, p, {&window, 1}, &out);
+    for (int64_t row = window.query_row; row < window.num_keys; ++row) {
+      for (int64_t j = 0; j < 4; ++j) {
+        worst = std::max(worst, std::abs(out.dv(row, j) - p.dv[static_cast<size_t>(row * 4 + j)]));
+      }
+    }
+  }
+  EXPECT_GT(worst, 0.1);
+}
+
+TEST(Attention, key_gradients_accumulate_and_query_gradients_are_set) {
+  TestDevice t = make_test_device(KernelSet::kAuto, 2);
+  const Problem p(shape_of(2, 1, 20), {{0, 40, 0, 40}}, 40, 40);
+  Outputs out = make_outputs(p);
+  run_forward(t, p, p.items, &out);
+  run_backward(t, p, p.items, &out);
+  const Outputs once = out;
+  run_backward(t, p, p.items, &out);
+  EXPECT_TRUE(out.dq.same_bits(once.dq));
+  for (int64_t i = 0; i < 40; ++i) {
+    EXPECT_NEAR(out.dk(i, 3), 2 * once.dk(i, 3), 1e-5);
+    EXPECT_NEAR(out.dv(i, 3), 2 * once.dv(i, 3), 1e-5);
+  }
+}
+
+TEST(Attention, repeated_runs_are_bit_equal) {
+  for_every_device([](TestDevice& t) {
+    const std::vector<AttentionItem> items = {{0, 64, 0, 64}, {64, 100, 64, 100}, {164, 9, 164, 9}};
+    const Problem p(shape_of(6, 3, 40), items, 173, 173);
+    Outputs first = make_outputs(p);
+    run_forward(t, p, p.items, &first);
+    run_backward(t, p, p.items, &first);
+    for (int run = 0; run < 3; ++run) {
+      Outputs again = make_outputs(p);
+      run_forward(t, p, p.items, &again);
+      run_backward(t, p, p.items, &again);
+      EXPECT_TRUE(again.o.same_bits(first.o) && again.dq.same_bits(first.dq) &&
+                  again.dk.same_bits(first.dk) && again.dv.same_bits(first.dv));
+    }
+  });
+}
+
+TEST(Attention, wrong_shapes_are_our_mistakes) {
+  TestDevice t = make_test_device(KernelSet::kAuto, 1);
+  const Problem p(shape_of(2, 1, 16), {{0, 5, 0, 5}}, 5, 5);
+  Outputs out = make_outputs(p);
+  const std::vector<AttentionItem> fewer_keys = {{0, 5, 0, 4}}, outside = {{1, 5, 0, 5}};
+  EXPECT_THROW(run_forward(t, p, fewer_keys, &out), Error);
+  EXPECT_THROW(run_forward(t, p, outside, &out), Error);
+}
+
+}  // namespace
+}  // namespace galley::device
