@@ -1,9 +1,10 @@
 // ChatTemplate: the Jinja chat template of a model, parsed once, rendered for each conversation.
 //
 // Follows apply_chat_template of transformers 5.24 (checks before the template, sandbox, marks of
-// {% generation %}). Templates are untrusted text: rendering is bounded in steps, depth and output
-// (jinja_limits.h) and can reach nothing outside its arguments. A parsed template is immutable;
-// render() may be called from any number of threads. Failures are Error(kBadTemplate) unless said.
+// {% generation %}, sanitize_control_tokens). Templates are untrusted text: rendering is bounded in
+// steps, depth and output (jinja_limits.h) and can reach nothing outside its arguments. A parsed
+// template is immutable; render() may be called from any number of threads. Failures are
+// Error(kBadTemplate) unless said.
 #pragma once
 
 #include <cstddef>
@@ -58,6 +59,9 @@ struct RenderedChat {
   /// Byte offsets, ascending, each inside a special-token string that came from a message or a
   /// tool: a tokenizer must not match a special token across one of them.
   std::vector<size_t> text_breaks;
+  /// Byte ranges of those strings where they came through whole. transformers encodes each of them
+  /// alone, as plain text, and what lies between them by the usual rules.
+  std::vector<std::pair<size_t, size_t>> plain_strings;
 };
 
 namespace jinja {
