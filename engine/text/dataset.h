@@ -112,6 +112,8 @@ class Dataset {
   Json row(size_t index) const;
   uint64_t line(size_t index) const { return places_[index].line; }
   RowForm form(size_t index) const { return places_[index].form; }
+  /// Bytes of the row's JSON text.
+  uint64_t row_bytes(size_t index) const { return places_[index].size; }
   /// 32 hexadecimal digits of the file's content.
   std::string content_hash() const;
 

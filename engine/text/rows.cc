@@ -147,16 +147,9 @@ RenderedChat RowTokenizer::render(const PlainRow& row, size_t num_messages,
   return chat_template_->render(some, special_, options);
 }
 
-Encoding RowTokenizer::encode(const RenderedChat& chat) const {
-  EncodeOptions options;
-  options.add_special_tokens = false;  // the template writes them
-  if (options_.sanitize == Sanitize::kYes) options.text_breaks = chat.text_breaks;
-  return tokenizer_.encode(chat.text, options);
-}
-
 RowTokenizer::Weighted RowTokenizer::messages(const PlainRow& row) const {
   const RenderedChat chat = render(row, row.messages.as_array().size(), GenerationPrompt::kNo);
-  Encoding encoding = encode(chat);
+  Encoding encoding = encode_chat(tokenizer_, chat, options_.sanitize);
   std::vector<double> weights(encoding.ids.size(), 1.0);
   if (options_.loss != LossOn::kAll) weights = assistant_weights(row, chat, encoding);
   return {std::move(encoding.ids), std::move(weights)};
@@ -164,7 +157,7 @@ RowTokenizer::Weighted RowTokenizer::messages(const PlainRow& row) const {
 
 RowTokenizer::Weighted RowTokenizer::prompt_messages(const PlainRow& row) const {
   const RenderedChat chat = render(row, row.messages.as_array().size(), GenerationPrompt::kNo);
-  Encoding encoding = encode(chat);
+  Encoding encoding = encode_chat(tokenizer_, chat, options_.sanitize);
   std::vector<double> weights(encoding.ids.size(), 1.0);
   if (options_.loss == LossOn::kAll) return {std::move(encoding.ids), std::move(weights)};
   if (options_.loss == LossOn::kAssistant) {
@@ -174,7 +167,8 @@ RowTokenizer::Weighted RowTokenizer::prompt_messages(const PlainRow& row) const 
                   "loss_weight in a prompt/completion row is not supported by this version unless "
                   "loss = \"assistant\""};
   }
-  const Encoding prompt = encode(render(row, row.num_prompt_messages, GenerationPrompt::kYes));
+  const Encoding prompt = encode_chat(
+      tokenizer_, render(row, row.num_prompt_messages, GenerationPrompt::kYes), options_.sanitize);
   const size_t size = common_prefix(prompt.ids, encoding.ids);
   std::fill(weights.begin(), weights.begin() + static_cast<ptrdiff_t>(size), 0.0);
   return {std::move(encoding.ids), std::move(weights)};
@@ -292,6 +286,36 @@ TokenRow RowTokenizer::finish(Weighted weighted) const {
                                [](int32_t label) { return label != kNoLoss; });
   if (!any) row.dropped = RowDrop::kNoTargetAfterTruncation;
   return row;
+}
+
+Encoding encode_chat(const Tokenizer& tokenizer, const RenderedChat& chat, Sanitize sanitize) {
+  EncodeOptions options;
+  options.add_special_tokens = false;  // the template writes them
+  if (sanitize == Sanitize::kNo) return tokenizer.encode(chat.text, options);
+  Encoding all;
+  const auto add = [&](size_t begin, size_t end, bool plain) {
+    if (begin == end) return;
+    std::vector<size_t> breaks;
+    for (auto at = std::upper_bound(chat.text_breaks.begin(), chat.text_breaks.end(), begin);
+         at != chat.text_breaks.end() && *at < end; ++at) {
+      breaks.push_back(*at - begin);
+    }
+    options.text_breaks = breaks;
+    options.special_as_text = plain;
+    const Encoding part =
+        tokenizer.encode(std::string_view(chat.text).substr(begin, end - begin), options);
+    all.ids.insert(all.ids.end(), part.ids.begin(), part.ids.end());
+    for (const size_t at : part.begin) all.begin.push_back(begin + at);
+    for (const size_t at : part.end) all.end.push_back(begin + at);
+  };
+  size_t done = 0;
+  for (const auto& [begin, end] : chat.plain_strings) {
+    add(done, begin, false);
+    add(begin, end, true);
+    done = end;
+  }
+  add(done, chat.text.size(), false);
+  return all;
 }
 
 std::string show_labels(const Tokenizer& tokenizer, const TokenRow& row, std::string_view on,

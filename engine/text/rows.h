@@ -100,7 +100,6 @@ class RowTokenizer {
   Weighted messages(const PlainRow& row) const;
   Weighted prompt_messages(const PlainRow& row) const;
   RenderedChat render(const PlainRow& row, size_t num_messages, GenerationPrompt prompt) const;
-  Encoding encode(const RenderedChat& chat) const;
   std::string with_end(const std::string& text) const;
   Spans assistant_spans(const PlainRow& row, const RenderedChat& chat) const;
   Spans spans_by_prefixes(const PlainRow& row, const RenderedChat& chat) const;
@@ -115,6 +114,11 @@ class RowTokenizer {
   SpecialTokens special_;
   RowOptions options_;
 };
+
+/// Ids of a rendered conversation, as training and inference both need them: nothing is added, and
+/// with kYes the special-token strings of messages are encoded alone, as plain text (in the way of
+/// transformers' sanitize_control_tokens).
+Encoding encode_chat(const Tokenizer& tokenizer, const RenderedChat& chat, Sanitize sanitize);
 
 /// The row's tokens as text for people: those with loss between `on` and `off`.
 std::string show_labels(const Tokenizer& tokenizer, const TokenRow& row, std::string_view on = "[[",

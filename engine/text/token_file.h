@@ -41,7 +41,7 @@ struct TokenSummary {
   uint64_t num_no_target_after_truncation = 0;
   uint64_t num_bad = 0;  // rows with a fault that were skipped because that was asked
   uint64_t longest = 0;
-  int64_t highest_id = 0;  // the model's embedding must have more rows than this
+  int64_t highest_id = 0;               // the model's embedding must have more rows than this
   std::vector<LengthBucket> histogram;  // ascending, without empty buckets
   std::vector<TokenInput> inputs;
 
@@ -101,6 +101,7 @@ enum class BadRows { kRefuse, kSkip };
 struct PrepareOptions {
   BadRows bad_rows = BadRows::kRefuse;
   DatasetOptions dataset;
+  size_t num_threads = 1;  // that convert rows; the result does not depend on it
 };
 
 struct PrepareResult {

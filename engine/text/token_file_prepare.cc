@@ -1,8 +1,13 @@
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstring>
+#include <exception>
+#include <functional>
+#include <mutex>
 #include <optional>
+#include <thread>
 
 #include "engine/core/error.h"
 #include "engine/core/hash.h"
@@ -116,6 +121,26 @@ class TokenWriter {
   std::vector<TableEntry> table_;
 };
 
+// Calls work(0 .. count-1) on some threads, each index once; rethrows the first failure.
+void for_each_index(size_t count, size_t num_threads, const std::function<void(size_t)>& work) {
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr failure;  // guarded by mutex
+  const auto run = [&] {
+    try {
+      for (size_t i = next++; i < count; i = next++) work(i);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < std::min(num_threads, count); ++i) threads.emplace_back(run);
+  run();
+  for (std::thread& thread : threads) thread.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
 // One pass over all rows: counts them, and hands them to a writer while there is no fault.
 class Preparer {
  public:
@@ -135,7 +160,7 @@ class Preparer {
     if (!output.empty() && writable()) writer_.emplace(output);
     for (size_t i = 0; i < datasets_.size(); ++i) {
       result_.summary.inputs.push_back({datasets_[i].path(), 0});
-      for (size_t row = 0; row < datasets_[i].num_rows(); ++row) convert_row(i, row);
+      for (size_t row = 0; row < datasets_[i].num_rows();) row = convert_some(i, row);
       DatasetReport& report = result_.reports[i];
       std::stable_sort(report.faults.begin(), report.faults.end(),
                        [](const RowFault& a, const RowFault& b) { return a.line < b.line; });
@@ -175,9 +200,25 @@ class Preparer {
     if (!writable()) writer_.reset();  // the temporary goes, the counting goes on
   }
 
-  void convert_row(size_t input, size_t index) {
+  // Converts rows from `first` on, as many as fit a bound of memory; returns the next one.
+  size_t convert_some(size_t input, size_t first) {
     const Dataset& dataset = datasets_[input];
-    RowResult converted = rows_.convert(dataset.row(index), dataset.form(index));
+    std::vector<Json> rows;
+    uint64_t bytes = 0;
+    for (size_t i = first; i < dataset.num_rows() && rows.size() < kMaxChunkRows &&
+                           (rows.empty() || bytes + dataset.row_bytes(i) <= kMaxChunkBytes);
+         ++i) {
+      bytes += dataset.row_bytes(i);
+      rows.push_back(dataset.row(i));
+    }
+    std::vector<RowResult> results(rows.size());
+    for_each_index(rows.size(), options_.num_threads,
+                   [&](size_t i) { results[i] = rows_.convert(rows[i], dataset.form(first + i)); });
+    for (size_t i = 0; i < results.size(); ++i) take(input, first + i, std::move(results[i]));
+    return first + rows.size();
+  }
+
+  void take(size_t input, size_t index, RowResult converted) {
     if (converted.problem) return fault(input, index, std::move(*converted.problem));
     const TokenRow& row = converted.row;
     if (!row.loss_weights.empty()) {
@@ -197,7 +238,7 @@ class Preparer {
       ++(row.cut ? summary.num_no_target_after_truncation : summary.num_no_target);
       return;
     }
-    entry.line = dataset.line(index);
+    entry.line = datasets_[input].line(index);
     entry.input = static_cast<uint32_t>(input);
     entry.flags = row.cut ? token_format::kFlagCut : 0;
     count(row.ids.size(), entry, row.cut);
@@ -221,6 +262,9 @@ class Preparer {
     ++buckets_[k].num_rows;
     buckets_[k].num_tokens += length;
   }
+
+  static constexpr size_t kMaxChunkRows = 512;
+  static constexpr uint64_t kMaxChunkBytes = uint64_t{8} << 20;
 
   const RowTokenizer& rows_;
   const PrepareOptions& options_;

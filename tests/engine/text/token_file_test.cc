@@ -168,6 +168,21 @@ TEST_F(TokenFileTest, a_dry_run_counts_and_writes_nothing) {
   EXPECT_EQ(galley::testing::list_directory(folder_).size(), 1u);
 }
 
+TEST_F(TokenFileTest, threads_do_not_change_the_file) {
+  std::string text;
+  for (int i = 0; i < 2500; ++i) {
+    text += i % 7 == 0 ? std::string(kChat) : cat("{\"text\":\"row number ", i * i, "\"}\n");
+  }
+  const std::string path = put("a.jsonl", text);
+  prepare_tokens({path}, rows(), output_);
+  PrepareOptions options;
+  options.num_threads = 3;
+  EXPECT_EQ(prepare_tokens({path}, rows(), output_ + "2", options).summary.num_rows, 2500u);
+  EXPECT_EQ(read_file(output_ + "2"), read_file(output_));
+  const RowTokenizer no_end(tiny_tokenizer(), nullptr, {}, {});
+  EXPECT_THROW(prepare_tokens({path}, no_end, output_ + "3", options), Error);
+}
+
 TEST_F(TokenFileTest, weights_between_are_refused_by_name) {
   const std::string path = put(
       "a.jsonl",
