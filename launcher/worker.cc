@@ -20,7 +20,6 @@
 #include "engine/core/strings.h"
 #include "launcher/process.h"
 #include "launcher/protocol.h"
-#include "launcher/run.h"
 
 namespace galley::launcher {
 namespace {
@@ -244,7 +243,5 @@ int worker_process_main(int argc, char** argv, const JobFunction& job) {
                       return job(assignment, events);
                     });
 }
-
-int worker_main(int argc, char** argv) { return worker_process_main(argc, argv, trainer::run_job); }
 
 }  // namespace galley::launcher

@@ -1,0 +1,317 @@
+// `galley launch`: a small parent of mpirun that takes the signals, shows progress, outlives an
+// mpirun that hangs, and returns the code of the run.
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "engine/core/strings.h"
+#include "launcher/mpirun_line.h"
+#include "launcher/process.h"
+#include "launcher/progress.h"
+#include "launcher/requeue.h"
+#include "launcher/run.h"
+#include "launcher/run_directory.h"
+#include "launcher/signals.h"
+
+namespace galley::launcher {
+namespace {
+
+constexpr int kPollMs = 100;
+constexpr double kHangSeconds = 15;       // mpirun's time after the last word of the run
+constexpr double kImpatientSeconds = 10;  // a run's time after the second signal
+constexpr double kKillSeconds = 25;       // from TERM to KILL: mpirun's own steps take 20
+constexpr double kSummarySeconds = 60;
+
+/// Starts mpirun in its own process group (the terminal's ^C is for launch), stderr into a pipe.
+class Mpirun {
+ public:
+  Mpirun(std::vector<std::string> words, const Environment& environment) {
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC) != 0) throw_errno("create", "a pipe", errno, Reason::kInternal);
+    errors_.reset(fds[0]);
+    const FileDescriptor writing(fds[1]);
+    fcntl(errors_.get(), F_SETFL, O_NONBLOCK);
+    std::vector<std::string> variables;
+    for (const auto& [name, value] : environment.all()) variables.push_back(cat(name, "=", value));
+    if (geteuid() == 0) {
+      for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) {
+        if (!environment.has(name)) variables.push_back(cat(name, "=1"));
+      }
+    }
+    spawn(writing.get(), words, variables);
+  }
+  ~Mpirun() {
+    if (ended_) return;
+    kill(SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  Mpirun(const Mpirun&) = delete;
+  Mpirun& operator=(const Mpirun&) = delete;
+
+  int errors_fd() const { return errors_.get(); }
+  void kill(int signal) {
+    if (!ended_) ::kill(pid_, signal);
+  }
+  /// Its exit code (128 + signal) once it has ended.
+  std::optional<int> try_reap() {
+    int status = 0;
+    if (!ended_ && waitpid(pid_, &status, WNOHANG) == pid_) {
+      ended_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    return ended_;
+  }
+
+ private:
+  static std::vector<char*> pointers(std::vector<std::string>& words) {
+    std::vector<char*> result;
+    for (std::string& word : words) result.push_back(word.data());
+    result.push_back(nullptr);
+    return result;
+  }
+
+  void spawn(int errors, std::vector<std::string>& words, std::vector<std::string>& variables) {
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&actions, errors, STDERR_FILENO);
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    sigset_t none;
+    sigemptyset(&none);
+    posix_spawnattr_setsigmask(&attributes, &none);
+    posix_spawnattr_setpgroup(&attributes, 0);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+    const int error = posix_spawnp(&pid_, words.front().c_str(), &actions, &attributes,
+                                   pointers(words).data(), pointers(variables).data());
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+    if (error == 0) return;
+    ended_ = 127;
+    throw Error(Reason::kNoDevice, cat("cannot start mpirun: ", std::strerror(error),
+                                       "; install Open MPI (apt install openmpi-bin) or load its "
+                                       "module, so that mpirun is in PATH"));
+  }
+
+  pid_t pid_ = 0;
+  FileDescriptor errors_;
+  std::optional<int> ended_;
+};
+
+/// What the user sees: bars or lines.
+class Display {
+ public:
+  Display(ProgressStyle style, const Environment& environment) : style_(style) {
+    const bool terminal =
+        isatty(STDERR_FILENO) == 1 && environment.get("TERM").value_or("dumb") != "dumb";
+    if (style == ProgressStyle::kBars || (style == ProgressStyle::kAuto && terminal)) {
+      const bool plain = !environment.get("NO_COLOR").value_or("").empty();
+      bars_ = std::make_unique<Bars>(STDERR_FILENO, plain ? Colour::kNo : Colour::kYes);
+    }
+  }
+
+  void line(const std::string& text) {
+    if (bars_) {
+      bars_->scroll(text);
+      return;
+    }
+    const std::string whole = text + "\n";
+    std::fwrite(whole.data(), 1, whole.size(), stderr);
+  }
+  void row(const JobRow& row) {
+    const auto known = std::find_if(rows_.begin(), rows_.end(),
+                                    [&](const JobRow& old) { return old.name == row.name; });
+    if (known != rows_.end()) {
+      *known = row;
+    } else {
+      rows_.push_back(row);
+    }
+    changed_ = true;
+  }
+  /// Draws what changed; a summary a minute where there are no bars.
+  void refresh(double now) {
+    if (bars_ && changed_) bars_->show(rows_);
+    changed_ = false;
+    if (last_summary_ < 0) last_summary_ = now;
+    if (bars_ || style_ == ProgressStyle::kNone || now - last_summary_ < kSummarySeconds) return;
+    last_summary_ = now;
+    for (const JobRow& row : rows_) {
+      if (row.state != JobState::kRunning) continue;
+      line(event_line(wall_clock_now(), row.name, progress_text(row)));
+    }
+  }
+  /// The bars go: the summary follows on stdout.
+  void end() { bars_.reset(); }
+
+ private:
+  ProgressStyle style_;
+  std::unique_ptr<Bars> bars_;
+  std::vector<JobRow> rows_;
+  bool changed_ = false;
+  double last_summary_ = -1;
+};
+
+class Launch {
+ public:
+  Launch(const LaunchOptions& options, const Environment& environment)
+      : options_(options),
+        environment_(environment),
+        display_(options.progress, environment),
+        signals_({SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGHUP}) {}
+
+  int run() {
+    const LaunchPlace place{own_executable(), static_cast<int>(allowed_cpus().size()),
+                            environment_.has("SLURM_JOB_ID")};
+    if (geteuid() == 0 && !environment_.has("OMPI_ALLOW_RUN_AS_ROOT")) {
+      display_.line("galley: running mpirun as root (a container?): OMPI_ALLOW_RUN_AS_ROOT is set");
+    }
+    mpirun_ = std::make_unique<Mpirun>(mpirun_line(options_, place), environment_);
+    std::optional<int> ended;
+    while (!ended) {
+      wait();
+      ended = mpirun_->try_reap();  // first: what it wrote before is in the pipe
+      take_signals();
+      read_errors();
+      display_.refresh(monotonic_now());
+      hurry();
+    }
+    read_errors();
+    display_.end();
+    return requeue(code_of(*ended));
+  }
+
+ private:
+  void wait() const {
+    pollfd entries[] = {{mpirun_->errors_fd(), POLLIN, 0}, {signals_.fd(), POLLIN, 0}};
+    if (errors_closed_) entries[0].fd = -1;
+    poll(entries, 2, kPollMs);
+  }
+
+  void take_signals() {
+    while (signals_.take()) {
+      ++signals_taken_;
+      if (signals_taken_ == 2) impatient_since_ = monotonic_now();
+      display_.line(event_line(wall_clock_now(), "",
+                               signals_taken_ == 1
+                                   ? "stopping: jobs checkpoint at their next step (again: at once)"
+                                   : "stopping at once"));
+    }
+    // Before the run listens, mpirun would swallow a signal or die of it.
+    while (listening_ && signals_passed_ < std::min(signals_taken_, 2)) {
+      ++signals_passed_;
+      mpirun_->kill(SIGUSR1);
+      if (signals_passed_ < signals_taken_)
+        return;  // two at once would merge: the other next round
+    }
+  }
+
+  void read_errors() {
+    char buffer[65536];
+    for (;;) {
+      const ssize_t count = read(mpirun_->errors_fd(), buffer, sizeof buffer);
+      if (count <= 0) {
+        if (count == 0) errors_closed_ = true;
+        break;
+      }
+      pending_.append(buffer, static_cast<size_t>(count));
+    }
+    size_t start = 0;
+    for (size_t end; (end = pending_.find('\n', start)) != std::string::npos; start = end + 1) {
+      std::string line = pending_.substr(start, end - start);
+      if (!line.empty() && line.back() == '\r') line.pop_back();
+      if (const std::optional<Json> record = parse_launch_record(line)) {
+        on_record(*record);
+      } else {
+        display_.line(line);
+      }
+    }
+    pending_.erase(0, start);
+  }
+
+  void on_record(const Json& record) {
+    const std::string event = record.get_string("event");
+    listening_ = true;
+    if (event == "directory") directory_.path = record.get_string("path");
+    if (event == "line") {
+      display_.line(
+          event_line(wall_clock_now(), record.get_string("job"), record.get_string("text")));
+    }
+    if (event == "job") display_.row(job_row_from_json(record.at("row")));
+    if (event == "summary") display_.end();
+    if (event == "end") {
+      code_ = static_cast<int>(record.get_int("code"));
+      ended_at_ = monotonic_now();
+    }
+  }
+
+  /// An mpirun that does not come back is ended.
+  void hurry() {
+    const double now = monotonic_now();
+    const bool hangs = ended_at_ >= 0 && now - ended_at_ > kHangSeconds;
+    const bool impatient = impatient_since_ >= 0 && now - impatient_since_ > kImpatientSeconds;
+    if (!hangs && !impatient) return;
+    if (terminated_at_ < 0) {
+      terminated_at_ = now;
+      mpirun_->kill(SIGTERM);
+    } else if (now - terminated_at_ > kKillSeconds) {
+      mpirun_->kill(SIGKILL);
+    }
+  }
+
+  int code_of(int mpirun_code) {
+    if (code_) return *code_;
+    const int again = reason_traits(Reason::kStopped).exit_code;
+    if (!directory_.path.empty() && is_directory(directory_.path)) {
+      const int code = read_exit_code(directory_.path);
+      display_.line(cat("galley: mpirun ended with ", mpirun_code,
+                        " before the run did; the same command continues it"));
+      return code;
+    }
+    if (signals_taken_ > 0) return again;
+    if (mpirun_code == 0) return reason_traits(Reason::kInternal).exit_code;
+    return mpirun_code < 128 ? mpirun_code : reason_traits(Reason::kInternal).exit_code;
+  }
+
+  int requeue(int code) {
+    if (!options_.requeue || code != reason_traits(Reason::kStopped).exit_code) return code;
+    if (directory_.path.empty()) return code;
+    const RequeueResult result = requeue_run(directory_, environment_, options_.max_requeues);
+    display_.line(event_line(wall_clock_now(), "", result.text));
+    return code;
+  }
+
+  const LaunchOptions& options_;
+  const Environment& environment_;
+  Display display_;
+  SignalInbox signals_;
+  std::unique_ptr<Mpirun> mpirun_;
+  RunDirectory directory_;  // told by the run
+  std::string pending_;     // of mpirun's stderr, an unfinished line
+  bool errors_closed_ = false;
+  bool listening_ = false;  // the run has MPI up and reads signals
+  int signals_taken_ = 0, signals_passed_ = 0;
+  std::optional<int> code_;  // told by the run
+  double ended_at_ = -1, impatient_since_ = -1, terminated_at_ = -1;
+};
+
+}  // namespace
+
+int launch_main(const LaunchOptions& options, const Environment& environment) {
+  try {
+    return Launch(options, environment).run();
+  } catch (const Error& error) {
+    std::fprintf(stderr, "galley: %s\n", error.what());
+    return error.exit_code();
+  }
+}
+
+}  // namespace galley::launcher
