@@ -85,7 +85,7 @@ void check_gradients(const GradientCase& test) {
   EXPECT_NEAR(loss, expected, 2e-5 * expected);
   const auto gradients = gradients_of(*network);
   const auto slope = [&](const std::vector<std::pair<size_t, double>>& direction) {
-    constexpr double kStep = 1e-4;
+    constexpr double kStep = 1e-5;
     std::vector<double> moved = point;
     for (const auto& [i, d] : direction) moved[i] += kStep * d;
     const double above = reference_loss(config, values, linears, moved, batch, mask);
