@@ -312,8 +312,9 @@ Value groupby(Evaluator& evaluator, const Value& subject, Arguments& arguments) 
       members.push_back(keyed[end++].item);
     }
     if (end == begin) members.push_back(keyed[end++].item);  // NaN equals nothing
-    groups.push_back(Value::object(std::make_shared<Group>(
-        key_of(members[0]), Value::list(std::move(members), budget), budget)));
+    const Value grouper = key_of(members[0]);
+    const Value list = Value::list(std::move(members), budget);
+    groups.push_back(Value::object(std::make_shared<Group>(grouper, list, budget)));
     begin = end;
   }
   return Value::list(std::move(groups), budget);
