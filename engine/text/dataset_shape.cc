@@ -181,7 +181,8 @@ class ShapeChecker {
     const bool has_calls = present(calls) && calls->is_array() && !calls->as_array().empty();
     if (present(calls)) tool_calls(where, *calls);
     content(where, one, is_assistant && has_calls);
-    return is_assistant && weight(where, one) != 0;
+    const bool has_loss = weight(where, one) != 0;
+    return is_assistant && has_loss;
   }
 
   // The value of a key that must hold one of some names; empty when it does not.
@@ -228,7 +229,7 @@ class ShapeChecker {
                    cat(where, ": only parts of type text, reasoning and tool_call can be used"));
     }
     const Json* value = part.find("text");
-    if (value == nullptr) value = part.find("value");
+    if (!present(value) && part.contains("value")) value = part.find("value");
     if (value == nullptr) {
       return fault(FaultKind::kMissingKey, cat(where, " lacks the key \"text\""));
     }

@@ -197,13 +197,12 @@ Json data_record(uint64_t line, const RowResult& result) {
 uint64_t data_records(const Dataset& dataset, const RowTokenizer& rows, DataView view,
                       const std::function<void(const Json&)>& write) {
   const std::vector<RowFault>& faults = dataset.report().faults;
-  uint64_t num_errors = 0;
+  uint64_t num_errors = dataset.report().num_faults;
   size_t next = 0;  // of the faults, in order of lines
   const auto write_faults_before = [&](uint64_t line) {
     for (; next < faults.size() && faults[next].line < line; ++next) {
       const RowFault& fault = faults[next];
       write(data_record(fault.line, {{}, RowProblem{fault.kind, fault.text}}));
-      ++num_errors;
     }
   };
   for (size_t i = 0; i < dataset.num_rows(); ++i) {

@@ -42,7 +42,7 @@ enum class DataView { kIds, kLabels };
 
 /// All records of a file in the order of its lines, faults included. With kLabels each row's record
 /// also has `shown`, its text with the tokens that have loss between [[ and ]].
-/// Returns the number of errors.
+/// Returns the number of errors. Read the data set with max_faults large enough to store them all.
 uint64_t data_records(const Dataset& dataset, const RowTokenizer& rows, DataView view,
                       const std::function<void(const Json&)>& write);
 

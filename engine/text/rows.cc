@@ -215,10 +215,12 @@ RowTokenizer::Spans RowTokenizer::spans_by_prefixes(const PlainRow& row,
     const bool last = i + 1 == all.size();
     const std::string until = last ? chat.text : render(row, i + 1, GenerationPrompt::kNo).text;
     if (!begin || !chat.text.starts_with(until) || until.size() < *begin) {
-      throw Problem{FaultKind::kTemplate,
-                    "the chat template has no {% generation %} marks, and what it writes for a "
-                    "turn changes with the turns around it, so the assistant's tokens cannot be "
-                    "found; use loss = \"all\" or a chat template with marks"};
+      throw Problem{
+          FaultKind::kTemplate,
+          "the chat template has no {% generation %} marks, and what it writes for a "
+          "turn changes with the turns around it, so the assistant's tokens cannot be "
+          "found; use loss = \"all\" (or \"completion\" where rows have one), or a chat template "
+          "with marks"};
     }
     spans.emplace_back(*begin, until.size());
   }

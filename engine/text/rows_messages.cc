@@ -108,7 +108,7 @@ class RowReader {
     std::string text, reasoning;
     Json::Array calls;
     for (const Json& part : parts) {
-      const Json& value = part.contains("text") ? part.at("text") : part.at("value");
+      const Json& value = present(part.find("text")) ? part.at("text") : part.at("value");
       const std::string& type = part.at("type").as_string();
       if (type == "reasoning") {
         reasoning += value.as_string();

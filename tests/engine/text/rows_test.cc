@@ -379,6 +379,47 @@ TEST(Rows, masks_by_marks_and_by_prefixes_agree_on_random_conversations) {
   }
 }
 
+TEST(Rows, hostile_rows_never_crash) {
+  const std::vector<std::string> bases = {
+      std::string(kTwoTurns),
+      R"({"prompt":[{"role":"user","content":"a"}],"completion":[{"role":"assistant","content":[
+          {"type":"text","text":"b"},{"type":"reasoning","value":"c"}],"loss_weight":0.5}]})",
+      R"({"conversations":[{"from":"human","value":"a"},{"from":"function_call",
+          "value":"{\"name\":\"f\",\"arguments\":{}}"}],"tools":"[{}]","system":"s",
+          "chosen":{"from":"gpt","value":"g"}})",
+      R"({"instruction":"a","input":"b","output":"c","history":[["d","e"]],"system":null})",
+      R"({"messages":[{"role":"assistant","content":null,"tool_calls":[{"type":"function",
+          "function":{"name":"f","arguments":{"x":[1,null]}}}]}],"tools":[{"name":"f"}]})"};
+  const std::vector<std::string> pieces = {"null", "[]",       "{}",  "\"\"",  "0",
+                                           "-1",   "\"user\"", "[1]", "\"[\"", "1e3"};
+  Random random(8, random_stream("hostile rows"));
+  const RowTokenizer marked = tiny_rows(marked_chatml(), {.max_length = 12});
+  const RowTokenizer prefixed = tiny_rows(plain_chatml());
+  int num_converted = 0;
+  for (int i = 0; i < 6000; ++i) {
+    std::string text = bases[random.below(bases.size())];
+    for (uint64_t k = 1 + random.below(2); k > 0; --k) {
+      // Another value behind a colon, or another byte anywhere.
+      const size_t at = text.find(':', random.below(text.size()));
+      if (at != std::string::npos && random.below(2) == 0) {
+        const size_t end = text.find_first_of(",}]", at);
+        text.replace(at + 1, end - at - 1, pieces[random.below(pieces.size())]);
+      } else {
+        text[random.below(text.size())] = static_cast<char>(32 + random.below(95));
+      }
+    }
+    Json row;
+    JsonFault fault;
+    if (!parse_json(text, &row, &fault)) continue;
+    for (const RowTokenizer* rows : {&marked, &prefixed}) {
+      const RowResult result = rows->convert(row);
+      EXPECT_EQ(result.row.ids.size(), result.row.labels.size());
+      num_converted += result.problem ? 0 : 1;
+    }
+  }
+  EXPECT_GT(num_converted, 300);
+}
+
 // --- pains -------------------------------------------------------------------------------------
 
 TEST(Rows, pain_P051_training_targets_the_end_token_that_the_template_writes) {
