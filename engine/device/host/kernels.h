@@ -14,7 +14,7 @@ namespace galley::device {
 constexpr int64_t kPanelOutputs = 32;  // outputs per panel of a packed weight
 // Blocking of the matrix product: rows of a packed block of A, depth of one pass, and the depth of
 // a low-rank part that is added within the same pass.
-constexpr int64_t kGemmRowBlock = 240;
+constexpr int64_t kGemmRowBlock = 264;
 constexpr int64_t kGemmDepthBlock = 576;
 constexpr int64_t kGemmMaxExtension = 256;
 constexpr int64_t kGemmBlockFloats = kGemmRowBlock * (kGemmDepthBlock + kGemmMaxExtension) + 64;

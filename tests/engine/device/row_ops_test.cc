@@ -85,10 +85,11 @@ TEST(Rmsnorm, forward_and_backward_equal_double_precision) {
     Tensor dx = Tensor::random(rows, cols, 5, 1.0f, 1), added = dx;
     Expected y(rows, cols), gradient(rows, cols), sum(rows, cols), rstd(rows, 1);
     for (int64_t i = 0; i < rows; ++i) {
-      double squares = 0, dot = 0;
+      double squares = 0, dot = 0, size = 0;  // size: of the terms of dot, which may cancel
       for (int64_t j = 0; j < cols; ++j) {
         squares += double{x(i, j)} * x(i, j);
         dot += double{dy(i, j)} * weight(0, j) * x(i, j);
+        size += std::abs(double{dy(i, j)} * weight(0, j) * x(i, j));
       }
       const double n = static_cast<double>(cols), r = 1 / std::sqrt(squares / n + eps);
       rstd.add(i, 0, r);
@@ -97,6 +98,7 @@ TEST(Rmsnorm, forward_and_backward_equal_double_precision) {
         for (Expected* e : {&gradient, &sum}) {
           e->add(i, j, r * dy(i, j) * weight(0, j));
           e->add(i, j, -x(i, j) * r * r * r * dot / n);
+          e->magnitude(i, j) += std::abs(x(i, j)) * r * r * r * size / n;
         }
         sum.add(i, j, dx(i, j));
       }
