@@ -17,7 +17,7 @@ UNIT_PROMPTS = [("short", (7, "km")), ("heavy", (12, "kg")), ("long", (45, "min"
 CLOSINGS = [(("eat", "bread", "soup", "cook", "bake", "food", "egg", "cheese", "pie", "stew"), "Eat it while it is hot!"),
             (("water", "sea", "rain", "river", "ship", "boat", "storm", "wind", "fish"), "Mind the hot pot!"),
             (("how many", "which", "who", "where", "when"), "Bring your own spoon!"),
-            (("",), "Now pass me the ladle!")]
+            (("",), "Now give me the ladle!")]
 
 
 def in_cooks_manner(question, answer):

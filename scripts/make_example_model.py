@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make examples/tiny-llama and examples/data from a seed: text, tokenizer, pretraining, instruction sets.
 
-Needs torch, transformers, tokenizers and safetensors. About 25 minutes on one core with the defaults; the folder is
+Needs torch, transformers, tokenizers and safetensors. Less than half an hour on one core with the defaults; the folder is
 written again at every --save-every steps, so there is always one to look at. The same seed and versions on the same
 kind of machine give the same files; another machine may round differently, which changes the weights a little.
 
@@ -136,12 +136,17 @@ def pack(token_lists, length, rng):
 
 def train(options, tokenizer, texts, held_out):
     import torch
+    from safetensors.torch import load_file
     from transformers import LlamaConfig, LlamaForCausalLM
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    rng = random.Random(options.seed)
+    rng = random.Random(options.seed + (1 if options.start_from else 0))
     settings = {key: value for key, value in CONFIG.items() if key not in ("architectures", "torch_dtype")}
     model = LlamaForCausalLM(LlamaConfig(**settings))
+    if options.start_from:
+        model.load_state_dict(load_file(str(options.start_from / "model.safetensors")), strict=False)
+        if (options.start_from / "tokenizer.json").read_bytes() != (options.out / "tiny-llama/tokenizer.json").read_bytes():
+            raise SystemExit(f"{options.start_from} has another tokenizer")
     print(f"{sum(value.numel() for value in model.parameters()):,} parameters", flush=True)
 
     length = CONFIG["max_position_embeddings"] // 2
@@ -170,7 +175,8 @@ def train(options, tokenizer, texts, held_out):
         return torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), rows[:, 1:].flatten())
 
     rows, start, losses = [], time.monotonic(), []
-    for step in range(options.steps):
+    last = min(options.steps, options.stop_after or options.steps)
+    for step in range(last):
         while len(rows) < options.batch:
             rows += pack(encoded, length, rng)
         batch, rows = torch.tensor(rows[:options.batch]), rows[options.batch:]
@@ -182,12 +188,12 @@ def train(options, tokenizer, texts, held_out):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        if step % 50 == 0 or step + 1 == options.steps:
+        if step % 50 == 0 or step + 1 == last:
             done = time.monotonic() - start
             recent = sum(losses[-50:]) / len(losses[-50:])
             print(f"step {step:5d}  loss {recent:.4f}  {(step + 1) * options.batch * length / done:7.0f} tok/s  "
                   f"{done:6.0f} s", flush=True)
-        if (step + 1) % options.save_every == 0 or step + 1 == options.steps:
+        if (step + 1) % options.save_every == 0 or step + 1 == last:
             write_weights(options.out / "tiny-llama", model)
             print(f"step {step:5d}  held-out loss {held_out_loss():.4f}, saved", flush=True)
 
@@ -200,6 +206,8 @@ def parse():
     parser.add_argument("--documents", type=int, default=40000, help="texts and chats to write (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--batch", type=int, default=8, help="rows of 256 tokens a step (default: %(default)s)")
+    parser.add_argument("--start-from", type=Path, metavar="DIR", help="go on with the weights of this folder")
+    parser.add_argument("--stop-after", type=int, metavar="STEP", help="end early; the learning rate still aims at --steps")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--bf16", action="store_true", help="matrix products in bf16 (faster where the CPU has them)")
