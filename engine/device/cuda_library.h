@@ -14,15 +14,15 @@
 namespace galley::device {
 
 struct CudaCard {
-  int ordinal = 0;             // as this process sees it
+  int ordinal = 0;  // as this process sees it
   std::string name;
-  std::string uuid;            // "GPU-..."
+  std::string uuid;  // "GPU-..."
   uint64_t memory_bytes = 0;
-  std::string capability;      // "9.0"
+  std::string capability;  // "9.0"
 };
 struct CudaReport {
   bool usable = false;
-  std::string reason;          // why not, for people
+  std::string reason;  // why not, for people
   std::vector<CudaCard> cards;
 };
 
