@@ -87,6 +87,11 @@ void AddedTokens::prepare(const std::function<std::string(const std::string&)>& 
       AddedToken& token = tokens_[i];
       if (token.special != special) continue;
       token.spelling = token.normalized ? normalize(token.content) : token.content;
+      if (token.spelling.empty()) {
+        throw Error(Reason::kUnsupported, cat("the added token \"", token.content,
+                                              "\" is nothing after normalization, which this "
+                                              "version does not support"));
+      }
       (token.normalized ? in_normalized_ : in_original_).add(token.spelling, i);
       if (special) special_contents_.insert(token.content);
     }

@@ -227,6 +227,7 @@ void collect(const JsonField& field, std::vector<JsonField>* out) {
 // cutting at the front leaves later text alone.
 DecoderKind classify(const std::vector<JsonField>& steps) {
   bool joined = false;
+  bool last_differs = false;
   for (const JsonField& step : steps) {
     const std::string& type = step.at("type").string();
     if (joined) {
@@ -237,8 +238,9 @@ DecoderKind classify(const std::vector<JsonField>& steps) {
       return steps.size() == 1 ? DecoderKind::kByteLevel : DecoderKind::kAtEnd;
     }
     joined = joined || type == "Fuse";
+    last_differs = last_differs || type == "BPEDecoder";
   }
-  return DecoderKind::kGrowing;
+  return last_differs ? DecoderKind::kLastDiffers : DecoderKind::kGrowing;
 }
 
 }  // namespace

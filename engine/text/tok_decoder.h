@@ -14,9 +14,10 @@ namespace galley::text::internal {
 
 /// How a decoder's text grows when tokens are added at the end.
 enum class DecoderKind {
-  kByteLevel,  // ByteLevel alone: bytes follow bytes
-  kGrowing,    // text only grows, but for a trailing run of byte tokens
-  kAtEnd,      // later tokens may change earlier text
+  kByteLevel,    // ByteLevel alone: bytes follow bytes
+  kGrowing,      // text only grows, but for a trailing run of byte tokens
+  kLastDiffers,  // as kGrowing, but the last token is decoded in a way of its own
+  kAtEnd,        // later tokens may change earlier text
 };
 
 class Decoder {

@@ -16,6 +16,7 @@ void add_around(Draft* draft, const std::vector<int32_t>& before,
     values->insert(values->begin(), front.begin(), front.end());
     values->insert(values->end(), back.begin(), back.end());
   };
+  draft->first += before.size();
   extend(&draft->encoding.ids, before, after);
   const std::vector<size_t> zeros_before(before.size());
   const std::vector<size_t> zeros_after(after.size());
@@ -68,8 +69,8 @@ void trim(std::string_view text, std::string_view spelling, bool is_first, bool 
 
 void trim_all(Draft* draft, bool add_prefix_space) {
   for (size_t i = 0; i < draft->encoding.ids.size(); ++i) {
-    trim(draft->text, draft->spellings[i], i == 0, add_prefix_space, &draft->encoding.begin[i],
-         &draft->encoding.end[i]);
+    trim(draft->text, draft->spellings[i], i == draft->first, add_prefix_space,
+         &draft->encoding.begin[i], &draft->encoding.end[i]);
   }
 }
 
@@ -92,6 +93,7 @@ class Surround final : public PostProcessor {
  public:
   Surround(std::vector<int32_t> before, std::vector<int32_t> after)
       : before_(std::move(before)), after_(std::move(after)) {}
+  bool adds_tokens() const override { return true; }
   void apply(Draft* draft, bool add_special_tokens) const override {
     if (add_special_tokens) add_around(draft, before_, after_);
   }
@@ -107,6 +109,10 @@ class Sequence final : public PostProcessor {
   bool needs_spellings() const override {
     return std::any_of(steps_.begin(), steps_.end(),
                        [](const auto& step) { return step->needs_spellings(); });
+  }
+  bool adds_tokens() const override {
+    return std::any_of(steps_.begin(), steps_.end(),
+                       [](const auto& step) { return step->adds_tokens(); });
   }
   void apply(Draft* draft, bool add_special_tokens) const override {
     for (const auto& step : steps_) step->apply(draft, add_special_tokens);
@@ -165,8 +171,13 @@ std::unique_ptr<PostProcessor> read_post_processor(const JsonField& field) {
   const std::string& type = field.at("type").string();
   if (type == "Sequence") {
     std::vector<std::unique_ptr<PostProcessor>> steps;
+    bool added = false;
     for (const JsonField& item : field.at("processors").items()) {
       steps.push_back(read_post_processor(item));
+      if (added && steps.back()->adds_tokens()) {
+        item.unsupported("a second processor that adds tokens is not supported by this version");
+      }
+      added = added || steps.back()->adds_tokens();
     }
     return std::make_unique<Sequence>(std::move(steps));
   }

@@ -18,6 +18,7 @@ struct Draft {
   Encoding encoding;
   /// Spellings of tokens, for trimming blanks; views into the vocabulary or the draft's texts.
   std::vector<std::string_view> spellings;
+  size_t first = 0;  // index of the text's first token, behind those that were added
 };
 
 class PostProcessor {
@@ -25,6 +26,8 @@ class PostProcessor {
   virtual ~PostProcessor() = default;
   /// True when it reads Draft::spellings.
   virtual bool needs_spellings() const { return false; }
+  /// True when it can add tokens.
+  virtual bool adds_tokens() const { return false; }
   /// `add_special_tokens` false: only offsets are touched.
   virtual void apply(Draft* draft, bool add_special_tokens) const = 0;
 };

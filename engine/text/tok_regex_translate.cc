@@ -89,8 +89,9 @@ constexpr Property kProperties[] = {
 // clang-format on
 
 // \w of Oniguruma (beside the additions of row "w"), \s and its complement, hexadecimal digits.
-constexpr const char* kWord =
-    "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
+constexpr const char* kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+// Outside of classes Oniguruma looks Latin-1 up in another table, which has these digits too.
+constexpr const char* kWordOfLatin1 = "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
 constexpr const char* kSpace =
     "\\x09-\\x0D\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}"
     "\\x{3000}";
@@ -234,7 +235,8 @@ class Translator {
       case 'w':
       case 'W':
         at_ += 2;
-        return set(kWord, word_set(), place, letter == 'W');
+        if (place == Place::kInClass) return set(kWord, word_set(), place, letter == 'W');
+        return set(cat(kWord, kWordOfLatin1), cat(word_set(), kWordOfLatin1), place, letter == 'W');
       case 'd':
       case 'D':
         at_ += 2;
@@ -277,8 +279,8 @@ class Translator {
   }
 
   void boundary(bool negated) {
-    const std::string plain = cat("[", kWord, "]");
-    const std::string extended = cat("[", word_set(), "]");
+    const std::string plain = cat("[", kWord, kWordOfLatin1, "]");
+    const std::string extended = cat("[", word_set(), kWordOfLatin1, "]");
     const auto write = [&](const std::string& word) {
       return negated ? cat("(?:(?<=", word, ")(?=", word, ")|(?<!", word, ")(?!", word, "))")
                      : cat("(?:(?<=", word, ")(?!", word, ")|(?<!", word, ")(?=", word, "))");

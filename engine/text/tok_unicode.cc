@@ -133,6 +133,24 @@ constexpr CodeRange kNoCompatibility[] = {
     {0x107B2, 0x107BA}, {0x11938, 0x11938}, {0x1E030, 0x1E06D}, {0x1F16C, 0x1F16C},
     {0x1FBF0, 0x1FBF9},
 };
+// Marks that are younger than the categories of the BERT normalizer (Unicode 8).
+constexpr CodeRange kYoungMark[] = {
+    {0x8D4, 0x8E1}, {0x1885, 0x1886}, {0x1DFB, 0x1DFB}, {0xA8C5, 0xA8C5}, {0xA9BD, 0xA9BD},
+    {0x1123E, 0x1123E}, {0x11438, 0x1143F}, {0x11442, 0x11444}, {0x11446, 0x11446},
+    {0x11C30, 0x11C36}, {0x11C38, 0x11C3D}, {0x11C3F, 0x11C3F}, {0x11C92, 0x11CA7},
+    {0x11CAA, 0x11CB0}, {0x11CB2, 0x11CB3}, {0x11CB5, 0x11CB6}, {0x1E000, 0x1E006},
+    {0x1E008, 0x1E018}, {0x1E01B, 0x1E021}, {0x1E023, 0x1E024}, {0x1E026, 0x1E02A},
+    {0x1E944, 0x1E94A},
+};
+
+// Categories Cc, Cf, Co as of Unicode 8, but tab and line ends.
+constexpr CodeRange kControl[] = {
+    {0x1, 0x8}, {0xB, 0xC}, {0xE, 0x1F}, {0x7F, 0x9F}, {0xAD, 0xAD}, {0x600, 0x605}, {0x61C, 0x61C},
+    {0x6DD, 0x6DD}, {0x70F, 0x70F}, {0x180E, 0x180E}, {0x200B, 0x200F}, {0x202A, 0x202E},
+    {0x2060, 0x2064}, {0x2066, 0x206F}, {0xE000, 0xF8FF}, {0xFEFF, 0xFEFF}, {0xFFF9, 0xFFFB},
+    {0x110BD, 0x110BD}, {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A}, {0xE0001, 0xE0001},
+    {0xE0020, 0xE007F}, {0xF0000, 0xFFFFD}, {0x100000, 0x10FFFD},
+};
 // clang-format on
 
 bool is_in(char32_t c, std::span<const CodeRange> ranges) {
@@ -289,7 +307,7 @@ bool is_punctuation(char32_t c) { return is_in(c, kPunctuation); }
 bool is_combining_mark(char32_t c) { return c >= 0x300 && is_in(c, kCombiningMark); }
 
 bool is_nonspacing_mark(char32_t c) {
-  return is_combining_mark(c) && category(c) == UTF8PROC_CATEGORY_MN;
+  return is_combining_mark(c) && category(c) == UTF8PROC_CATEGORY_MN && !is_in(c, kYoungMark);
 }
 
 bool is_cjk_ideograph(char32_t c) {
@@ -299,18 +317,7 @@ bool is_cjk_ideograph(char32_t c) {
          (c >= 0xF900 && c <= 0xFAFF) || (c >= 0x2F800 && c <= 0x2FA1F);
 }
 
-bool is_control(char32_t c) {
-  if (c == '\t' || c == '\n' || c == '\r') return false;
-  switch (category(c)) {
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_CO:
-      return true;
-    default:
-      return false;
-  }
-}
+bool is_control(char32_t c) { return is_in(c, kControl); }
 
 void append_lower(char32_t c, std::u32string* out) {
   if (c < 0x80) {

@@ -21,11 +21,11 @@ bool is_word(char32_t c);
 bool is_punctuation(char32_t c);
 /// Category M*.
 bool is_combining_mark(char32_t c);
-/// Category Mn.
+/// Category Mn, as BERT's normalizer knows it.
 bool is_nonspacing_mark(char32_t c);
 /// CJK ideographs as BERT's normalizer lists them.
 bool is_cjk_ideograph(char32_t c);
-/// Control, format, unassigned, private use (Cc, Cf, Cn, Co) but tab and line ends.
+/// Control, format and private use (Cc, Cf, Co) but tab and line ends.
 bool is_control(char32_t c);
 /// Full lower case of one character: one code point, or two for U+0130.
 void append_lower(char32_t c, std::u32string* out);

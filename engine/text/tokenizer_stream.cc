@@ -25,9 +25,31 @@ struct StreamDecoder::State {
     return piece;
   }
 
+  enum class Future { kOpen, kNone };
+
+  // The text of `some` ids that later ids cannot change.
+  std::string certain_text(std::span<const int32_t> some, Future future) const {
+    std::string text = parts().decode(some, SkipSpecial::kNo);
+    if (future == Future::kNone || parts().decoder().kind != DecoderKind::kLastDiffers) return text;
+    // What the last token is when nothing follows and what it is before another: both begin alike.
+    std::vector<std::string> tokens;
+    for (const int32_t id : some) {
+      if (const std::string* token = parts().spelling(id)) tokens.push_back(*token);
+    }
+    tokens.emplace_back();
+    const std::string longer = parts().decoder().decode(std::move(tokens));
+    size_t same = 0;
+    while (same < std::min(text.size(), longer.size()) && text[same] == longer[same]) ++same;
+    while (same > 0 && same < text.size() &&
+           (static_cast<unsigned char>(text[same]) & 0xC0) == 0x80)
+      --same;
+    text.resize(same);
+    return text;
+  }
+
   // The text by which the settled ids have grown.
-  std::string grow() {
-    std::string text = parts().decode(std::span(ids).first(num_settled), SkipSpecial::kNo);
+  std::string grow(Future future) {
+    std::string text = certain_text(std::span(ids).first(num_settled), future);
     std::string piece = text.substr(std::min(given_bytes, text.size()));
     given_bytes = text.size();
     forget();
@@ -41,7 +63,7 @@ struct StreamDecoder::State {
     constexpr size_t kEnough = 16;
     if (num_settled < kMany) return;
     const std::span<const int32_t> recent = std::span(ids).subspan(num_settled - kEnough, kEnough);
-    const std::string text = parts().decode(recent, SkipSpecial::kNo);
+    const std::string text = certain_text(recent, Future::kOpen);
     if (text.empty()) return;
     ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(num_settled - kEnough));
     num_settled = kEnough;
@@ -64,7 +86,7 @@ std::string StreamDecoder::push(int32_t id) {
   const bool in_run = token == nullptr || internal::byte_of_fallback_token(*token) >= 0;
   if (in_run) return "";
   state.num_settled = state.ids.size();
-  return state.grow();
+  return state.grow(State::Future::kOpen);
 }
 
 std::string StreamDecoder::flush() {
@@ -74,7 +96,7 @@ std::string StreamDecoder::flush() {
     internal::append_lossy(state.bytes, internal::OpenEnd::kReplace, &piece);
   } else {
     state.num_settled = state.ids.size();
-    piece = state.grow();
+    piece = state.grow(State::Future::kNone);
   }
   *state_ = State{state.tokenizer};
   return piece;
