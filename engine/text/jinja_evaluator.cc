@@ -40,7 +40,10 @@ std::optional<Value> number_attribute(const Value& number, const std::string& na
 std::optional<Value> own_attribute(Evaluator& evaluator, const Value& object,
                                    const std::string& name) {
   if (object.is_undefined()) fail_undefined(object);
-  if (is_internal_name(name)) return unsafe(object, name);
+  if (is_internal_name(name)) {
+    if (object.is_dict() && find(object, name, evaluator.budget()) != nullptr) return std::nullopt;
+    return unsafe(object, name);
+  }
   if (object.is_object()) return object.as_object().attribute(evaluator, name);
   if (object.is_number()) return number_attribute(object, name);
   if (is_unsafe_method(object, name)) return unsafe(object, name);

@@ -70,7 +70,7 @@ std::string place(const Spec& spec, bool negative, const std::string& prefix,
     return sign + prefix + pad_text(digits, inner, fill, Align::kRight, budget);
   }
   const Align align = spec.align == '<'   ? Align::kLeft
-                      : spec.align == '^' ? Align::kCenter
+                      : spec.align == '^' ? Align::kMiddle
                                           : Align::kRight;
   return pad_text(sign + prefix + digits, spec.width, fill, align, budget);
 }
@@ -81,7 +81,7 @@ std::string place_text(const Spec& spec, const std::string& text, Budget& budget
     shown = text.substr(0, byte_offset(text, static_cast<size_t>(*spec.precision)));
   const std::string fill = encode_utf8(std::u32string(1, spec.fill));
   const Align align = spec.align == '>'   ? Align::kRight
-                      : spec.align == '^' ? Align::kCenter
+                      : spec.align == '^' ? Align::kMiddle
                                           : Align::kLeft;
   return pad_text(shown, spec.width, fill, align, budget);
 }

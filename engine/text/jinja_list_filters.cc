@@ -55,7 +55,6 @@ Value last(Evaluator& evaluator, const Value& subject, Arguments&) {
   if (subject.is_object() && !subject.as_object().length()) {
     throw Failure(cat("'", type_name(subject), "' object is not reversible"));
   }
-  if (subject.is_undefined()) throw Failure("'Undefined' object is not reversible");
   const Items items = iterate(subject, evaluator.budget());
   return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
 }
@@ -256,10 +255,8 @@ Value batch(Evaluator& evaluator, const Value& subject, Arguments& arguments) {
   const Int size = given.integer(0, 1);
   Items out, row;
   const auto flush = [&] { out.push_back(Value::list(std::exchange(row, {}), budget)); };
-  bool any = false;
   for (Value& item : iterate(subject, budget)) {
-    if (any && static_cast<Int>(row.size()) == size) flush();
-    any = true;
+    if (static_cast<Int>(row.size()) == size) flush();
     row.push_back(std::move(item));
   }
   if (given.given(1) && !row.empty()) {

@@ -79,7 +79,7 @@ std::optional<Value> Range::attribute(Evaluator&, const std::string& name) {
 }
 
 std::string Namespace::repr(Budget& budget) const {
-  std::string text = "<TemplateNamespace {";
+  std::string text = "<Namespace {";
   bool first = true;
   for (const auto& [key, value] : values_) {
     if (!first) text += ", ";
@@ -277,7 +277,7 @@ std::optional<Value> Macro::attribute(Evaluator& evaluator, const std::string& n
     for (const auto& parameter : definition_.parameters) {
       names.push_back(Value::string(parameter.name));
     }
-    return Value::list(std::move(names), evaluator.budget());
+    return Value::tuple(std::move(names), evaluator.budget());
   }
   if (name == "catch_kwargs") return Value::boolean(definition_.uses_kwargs);
   if (name == "catch_varargs") return Value::boolean(definition_.uses_varargs);

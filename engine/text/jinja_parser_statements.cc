@@ -268,6 +268,9 @@ void Parser::call_statement(Stmt* made) {
 
 void Parser::set_statement(Stmt* made) {
   made->targets.push_back(target(true));
+  if (loops_ > 0 && made->targets[0]->symbol == program_->loop) {
+    fail("Can't assign to special loop variable in for-loop", made->line);
+  }
   if (skip_operator("=")) {
     made->kind = Stmt::Kind::kSet;
     made->values.push_back(tuple(Conditions::kAllowed));
@@ -322,7 +325,7 @@ ExprPtr Parser::target(bool with_namespace, std::string_view stop) {
   ExprPtr made = node(Expr::Kind::kTuple, line);
   adopt(made.get(), std::move(first));
   while (skip_operator(",")) {
-    if (at_tuple_end(stop) || is_operator("=")) break;
+    if (at_tuple_end(stop)) break;
     adopt(made.get(), single_target(with_namespace));
   }
   return made;

@@ -177,15 +177,16 @@ Evaluator::Flow Evaluator::run_for(const Stmt& stmt, const ScopePtr& scope, cons
   const auto loop = std::make_shared<Loop>(std::move(all), count, std::move(test), depth);
   const LoopEnd end(loop);
   if (stmt.flag) loop->set_recursion(&stmt, scope);
-  bool empty = true;
+  bool completed = false;  // some iteration, to its end: what Jinja's `else` asks for
   while (std::optional<Value> item = loop->advance()) {
-    empty = false;
     const ScopePtr body = inner(scope);
     body->set(program_.loop, Value::object(loop));
     assign(*stmt.targets[0], *item, body);
-    if (run(stmt.body, body) == Flow::kBreak) break;
+    const Flow flow = run(stmt.body, body);
+    if (flow == Flow::kBreak) break;
+    completed |= flow == Flow::kNext;
   }
-  return empty ? run(stmt.otherwise, inner(scope)) : Flow::kNext;
+  return completed ? Flow::kNext : run(stmt.otherwise, inner(scope));
 }
 
 std::string Evaluator::recurse(const Stmt& loop, const ScopePtr& scope, const Value& items,
@@ -308,17 +309,22 @@ void Evaluator::bind(const Macro& macro, Arguments& arguments, const ScopePtr& s
   const MacroDefinition& definition = macro.definition();
   const size_t count = definition.parameters.size();
   auto& named = arguments.named;
+  std::vector<bool> is_given(count);
   for (size_t i = 0; i < count; ++i) {
     const auto& parameter = definition.parameters[i];
-    Value value;
-    if (i < arguments.positional.size()) {
+    Value value = Value::undefined(cat("parameter '", parameter.name, "' was not provided"));
+    is_given[i] = i < arguments.positional.size();
+    if (is_given[i]) {
       value = arguments.positional[i];
-    } else if (!take_named(&named, parameter.name, &value)) {
-      value = parameter.fallback != nullptr
-                  ? evaluate(*parameter.fallback, scope)
-                  : Value::undefined(cat("parameter '", parameter.name, "' was not provided"));
+    } else {
+      is_given[i] = take_named(&named, parameter.name, &value);
     }
     scope->set(parameter.symbol, std::move(value));
+  }
+  for (size_t i = 0; i < count; ++i) {  // a fallback sees the parameters, itself not set yet
+    const auto& parameter = definition.parameters[i];
+    if (is_given[i] || parameter.fallback == nullptr) continue;
+    scope->set(parameter.symbol, evaluate(*parameter.fallback, scope));
   }
   if (definition.uses_caller) {
     Value caller = Value::undefined("No caller defined");

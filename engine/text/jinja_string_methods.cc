@@ -44,7 +44,7 @@ std::vector<std::string> split_space(std::string_view text, Int limit) {
   text = strip_space(text, Side::kLeft);
   while (!text.empty()) {
     if (limit == 0) {
-      parts.emplace_back(strip_space(text, Side::kRight));
+      parts.emplace_back(text);
       break;
     }
     size_t end = 0;
@@ -65,7 +65,7 @@ std::vector<std::string> split_space_right(std::string_view text, Int limit) {
   text = strip_space(text, Side::kRight);
   while (!text.empty()) {
     if (limit == 0) {
-      parts.emplace_back(strip_space(text, Side::kLeft));
+      parts.emplace_back(text);
       break;
     }
     size_t begin = text.size();
@@ -359,7 +359,7 @@ Value format_method(Evaluator& evaluator, const Value& subject, Arguments& argum
 }
 
 // Full case folding is upper case and then lower case, but for a few letters of dead scripts.
-std::string fold_case(std::string_view text) { return to_lower(to_upper(text)); }
+std::string fold_case(std::string_view text) { return to_lower(to_upper(to_lower(text))); }
 
 constexpr NamedBuiltin kMethods[] = {
     {"capitalize", changed<capitalize>},
@@ -445,11 +445,11 @@ std::string pad_text(std::string_view text, Int width, std::string_view fill, Al
   const auto limit = static_cast<Int>(budget.limits().max_text_bytes);
   const auto missing = static_cast<size_t>(std::min(width - length, limit + 1));
   budget.text(text.size() + missing * fill.size());
-  // Python puts the odd blank of center() to the left when the width is odd.
-  const size_t left = align == Align::kLeft ? 0
-                      : align == Align::kRight
-                          ? missing
-                          : missing / 2 + (missing & static_cast<size_t>(width) & 1);
+  size_t left = 0;
+  if (align == Align::kRight) left = missing;
+  if (align == Align::kMiddle) left = missing / 2;
+  // The odd blank of center() goes to the left when the width is odd.
+  if (align == Align::kCenter) left = missing / 2 + (missing & static_cast<size_t>(width) & 1);
   std::string out;
   for (size_t i = 0; i < left; ++i) out += fill;
   out += text;

@@ -25,7 +25,7 @@ std::vector<std::string> split_lines(std::string_view text, bool keep_ends);
 /// text.replace(from, to, count); all of them for a negative count.
 std::string replace_text(std::string_view text, std::string_view from, std::string_view to,
                          Int count, Budget& budget);
-enum class Align { kLeft, kRight, kCenter };
+enum class Align { kLeft, kRight, kCenter, kMiddle };  // center(), and '^' of format()
 /// Filled up to `width` code points.
 std::string pad_text(std::string_view text, Int width, std::string_view fill, Align align,
                      Budget& budget);
