@@ -26,21 +26,10 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Median seconds of one call.
-double median_seconds(const std::function<void()>& call) {
-  call();
-  const double start = now();
-  call();
-  const int repeats =
-      std::clamp(static_cast<int>(kSampleSeconds / (now() - start + 1e-9)), 1, 10000);
-  std::vector<double> samples;
-  for (int i = 0; i < kSamples; ++i) {
-    const double begin = now();
-    for (int j = 0; j < repeats; ++j) call();
-    samples.push_back((now() - begin) / repeats);
-  }
-  std::nth_element(samples.begin(), samples.begin() + kSamples / 2, samples.end());
-  return samples[kSamples / 2];
+double median(std::vector<double> samples) {
+  const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
+  std::nth_element(samples.begin(), middle, samples.end());
+  return *middle;
 }
 
 struct Bench {
@@ -50,29 +39,43 @@ struct Bench {
   std::string filter;
   ThreadPool pool;  // for the peak only
 
+  /// Floating-point operations per second of the multiply-add loop on all threads, one short run.
   double peak() {
     const bool wide = device.kernels() == KernelSet::kAvx512;
     double flops = 0;
-    const double seconds = median_seconds([&] {
-      pool.run([&](int thread) {
-        const double done = wide ? run_fma_avx512(20000) : run_fma_avx2(40000);
-        if (thread == 0) flops = done;
-      });
+    const double begin = now();
+    pool.run([&](int thread) {
+      const double done = wide ? run_fma_avx512(30000) : run_fma_avx2(60000);
+      if (thread == 0) flops = done;
     });
-    return flops * threads / seconds;
+    return flops * threads / (now() - begin);
   }
 
+  /// Samples of the case and of the peak take turns, so that both see the same load.
   void line(const std::string& name, double flops, double bytes,
             const std::function<void()>& call) {
     if (name.find(filter) == std::string::npos) return;
-    const double seconds = median_seconds(call);
-    std::printf("%-44s threads %d  %9.3f ms", name.c_str(), threads, seconds * 1e3);
-    if (flops > 0) {
-      const double top = peak();
-      std::printf("  %7.1f GF  %5.1f %% of the FMA peak %.0f GF", flops / seconds * 1e-9,
-                  100 * flops / seconds / top, top * 1e-9);
+    call();
+    const double start = now();
+    call();
+    const int repeats =
+        std::clamp(static_cast<int>(kSampleSeconds / (now() - start + 1e-9)), 1, 10000);
+    std::vector<double> seconds, fractions, peaks;
+    for (int i = 0; i < kSamples; ++i) {
+      const double before = peak();
+      const double begin = now();
+      for (int j = 0; j < repeats; ++j) call();
+      seconds.push_back((now() - begin) / repeats);
+      const double after = peak();
+      peaks.push_back(std::max(before, after));
+      fractions.push_back(flops / seconds.back() / peaks.back());
     }
-    if (bytes > 0) std::printf("  %6.1f GB/s", bytes / seconds * 1e-9);
+    std::printf("%-40s threads %d %9.3f ms", name.c_str(), threads, median(seconds) * 1e3);
+    if (flops > 0) {
+      std::printf(" %7.1f GF %5.1f %% of the FMA peak (%.0f GF)", flops / median(seconds) * 1e-9,
+                  100 * median(fractions), median(peaks) * 1e-9);
+    }
+    if (bytes > 0) std::printf(" %6.1f GB/s", bytes / median(seconds) * 1e-9);
     std::printf("\n");
     std::fflush(stdout);
   }

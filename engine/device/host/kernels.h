@@ -78,9 +78,10 @@ struct GemmKernels {
 
 /// Query rows [0, num_queries) of one run against all keys they see, for `num_heads` query heads
 /// that share one key/value head. Pointers are at the first row and first head of the task; k and v
-/// at the first row of the sequence. Query row i sees keys [0, first_visible + i).
+/// at the first row of the sequence. Query row i sees keys [0, first_visible + i * visible_step).
 struct AttentionTask {
   int64_t num_queries = 0, first_visible = 0;
+  int64_t visible_step = 1;  // 0: the rows are heads of one token, which see the same keys
   int64_t num_heads = 0, head_dim = 0;
   float scale = 0;
   const float *q = nullptr, *k = nullptr, *v = nullptr;
@@ -89,7 +90,9 @@ struct AttentionTask {
   int64_t o_row = 0;
   float* lse = nullptr;  // [row * lse_row + head]; may be null in forward
   int64_t lse_row = 0;
-  // Backward only: dq is set, dk and dv accumulate.
+  // Backward only: dq is set, dk and dv accumulate. Either dq, or both dk and dv, may be null; with
+  // dq all keys are taken, without it only keys [key_begin, key_end).
+  int64_t key_begin = 0, key_end = INT64_MAX;
   const float* d_o = nullptr;
   float *dq = nullptr, *dk = nullptr, *dv = nullptr;
   int64_t d_o_row = 0, dq_row = 0, dk_row = 0, dv_row = 0;

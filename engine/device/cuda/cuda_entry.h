@@ -1,0 +1,13 @@
+// The two functions that the shared library gives to engine/device/cuda_library.cc.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/device/cuda_library.h"
+
+extern "C" {
+/// Fills *report; never throws.
+void galley_cuda_inspect(galley::device::CudaReport* report);
+/// A new device, owned by the caller; throws galley::Error.
+galley::device::Device* galley_cuda_open(int ordinal, uint64_t capacity_bytes);
+}
