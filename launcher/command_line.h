@@ -8,6 +8,7 @@ namespace galley::launcher {
 
 /// Runs `galley ...`; returns the exit code. Errors are printed to streams.err as
 /// "galley: message"; an unknown flag or command names the nearest valid one.
-int command_line_main(int argc, const char* const* argv, const Environment& environment, Streams streams);
+int command_line_main(int argc, const char* const* argv, const Environment& environment,
+                      Streams streams);
 
 }  // namespace galley::launcher

@@ -28,20 +28,21 @@ struct ValidateOptions {
   bool skip_bad_jobs = false;
   OutputForm form = OutputForm::kTable;
 };
-int command_validate(const ValidateOptions& options, const Environment& environment, Streams streams);
+int command_validate(const ValidateOptions& options, const Environment& environment,
+                     Streams streams);
 
 struct PlanOptions {
   std::string job_file;
-  std::string cluster_file;   // empty: this node's host device
+  std::string cluster_file;  // empty: this node's host device
   bool skip_bad_jobs = false;
   OutputForm form = OutputForm::kTable;
 };
 int command_plan(const PlanOptions& options, const Environment& environment, Streams streams);
 
 struct PredictOptions {
-  std::string job_file;       // this or `model`
-  std::string model;          // a folder with config.json; no weights needed
-  std::string cluster_file;   // GPU types of this cluster; else the whole table and this host
+  std::string job_file;      // this or `model`
+  std::string model;         // a folder with config.json; no weights needed
+  std::string cluster_file;  // GPU types of this cluster; else the whole table and this host
   std::vector<std::string> gpu_types;
   // With --model:
   int64_t rank = 16;
@@ -61,8 +62,8 @@ struct ConfigOptions {
 int command_config(const ConfigOptions& options, const Environment& environment, Streams streams);
 
 struct TokenizeOptions {
-  std::string tokenizer;      // folder or tokenizer.json
-  std::string input;          // file; empty: standard input
+  std::string tokenizer;  // folder or tokenizer.json
+  std::string input;      // file; empty: standard input
   bool no_special = false;
 };
 int command_tokenize(const TokenizeOptions& options, Streams streams);
@@ -71,7 +72,7 @@ struct RenderOptions {
   std::string template_file;  // this or `model`
   std::string model;
   std::string input;
-  std::string now;            // "2025-03-14T09:26:53"; empty: the clock
+  std::string now;  // "2025-03-14T09:26:53"; empty: the clock
 };
 int command_render(const RenderOptions& options, Streams streams);
 
@@ -91,19 +92,19 @@ int command_data(const DataOptions& options, Streams streams);
 struct GenerateOptions {
   std::string model;
   std::string adapter;
-  std::string input;          // JSON lines; empty: standard input
-  std::string prompt;         // one plain prompt instead
-  std::string message;        // one user message instead
+  std::string input;    // JSON lines; empty: standard input
+  std::string prompt;   // one plain prompt instead
+  std::string message;  // one user message instead
   std::string template_file;
-  std::string logits_file;    // safetensors with the last position of each prompt; nothing generated
+  std::string logits_file;  // safetensors with the last position of each prompt; nothing generated
   int64_t max_tokens = 256;
-  double temperature = 0;     // 0: greedy
-  int64_t top_k = 0;          // 0: off
+  double temperature = 0;  // 0: greedy
+  int64_t top_k = 0;       // 0: off
   double top_p = 1;
   uint64_t seed = 0;
   std::string precision = "auto";
-  int threads = 0;            // 0: all cores of this process
-  int batch = 8;              // prompts decoded together
+  int threads = 0;  // 0: all cores of this process
+  int batch = 8;    // prompts decoded together
   bool json_lines = false;
 };
 int command_generate(const GenerateOptions& options, Streams streams);

@@ -40,7 +40,10 @@ Json inspect_safetensors(const std::string& path) {
   }
   for (const auto& [key, value] : file.metadata()) metadata.set(key, value);
   Json out = Json::object();
-  out.set("kind", "safetensors").set("bytes", bytes).set("metadata", metadata).set("tensors", tensors);
+  out.set("kind", "safetensors")
+      .set("bytes", bytes)
+      .set("metadata", metadata)
+      .set("tensors", tensors);
   return out;
 }
 
@@ -98,7 +101,8 @@ void print_value(const Json& value, const std::string& indent, std::ostream& out
       out << indent << key << ":\n";
       print_value(member, indent + "  ", out);
     } else {
-      out << indent << key << ": " << (member.is_string() ? member.as_string() : member.dump()) << "\n";
+      out << indent << key << ": " << (member.is_string() ? member.as_string() : member.dump())
+          << "\n";
     }
   }
 }
@@ -106,7 +110,8 @@ void print_value(const Json& value, const std::string& indent, std::ostream& out
 }  // namespace
 
 int command_inspect(const InspectOptions& options, Streams streams) {
-  if (!path_exists(options.path)) throw Error(Reason::kMissingPath, cat("no such file or folder: ", options.path));
+  if (!path_exists(options.path))
+    throw Error(Reason::kMissingPath, cat("no such file or folder: ", options.path));
   Json found;
   if (is_directory(options.path)) {
     found = inspect_folder(options.path);
@@ -117,7 +122,8 @@ int command_inspect(const InspectOptions& options, Streams streams) {
   } else if (ends_with(options.path, ".bin")) {
     found = inspect_token_file(options.path);
   } else {
-    throw Error(Reason::kUsage, cat(options.path, ": inspect knows checkpoints (.h5), .safetensors, token files "
+    throw Error(Reason::kUsage, cat(options.path,
+                                    ": inspect knows checkpoints (.h5), .safetensors, token files "
                                     "(.bin), model folders and adapter folders"));
   }
   if (options.form == OutputForm::kJson) {
@@ -130,7 +136,8 @@ int command_inspect(const InspectOptions& options, Streams streams) {
 
 int command_export(const ExportOptions& options, Streams streams) {
   if (path_exists(options.directory)) {
-    throw Error(Reason::kCannotCreate, cat(options.directory, " exists already; choose another folder or remove it"));
+    throw Error(Reason::kCannotCreate,
+                cat(options.directory, " exists already; choose another folder or remove it"));
   }
   trainer::export_checkpoint(options.checkpoint, options.directory);
   streams.out << options.directory << "\n";

@@ -38,18 +38,24 @@ class PromptReader {
     if (const Json* id = record.find("id")) prompt.id = *id;
     const std::string where = cat("record ", prompt.id.is_null() ? "without id" : prompt.id.dump());
     for (const auto& [key, value] : record.as_object()) {
-      if (key == "id" || key == "prompt" || key == "prompt_ids" || key == "messages" || key == "tools") continue;
-      throw Error(Reason::kBadData, cat(where, ": unknown key \"", key, "\"",
-                                        did_you_mean(key, {"id", "prompt", "prompt_ids", "messages", "tools"})));
+      if (key == "id" || key == "prompt" || key == "prompt_ids" || key == "messages" ||
+          key == "tools")
+        continue;
+      throw Error(Reason::kBadData,
+                  cat(where, ": unknown key \"", key, "\"",
+                      did_you_mean(key, {"id", "prompt", "prompt_ids", "messages", "tools"})));
     }
-    const int forms = record.contains("prompt") + record.contains("prompt_ids") + record.contains("messages");
+    const int forms =
+        record.contains("prompt") + record.contains("prompt_ids") + record.contains("messages");
     if (forms != 1) {
-      throw Error(Reason::kBadData, cat(where, ": needs one of \"prompt\", \"prompt_ids\", \"messages\""));
+      throw Error(Reason::kBadData,
+                  cat(where, ": needs one of \"prompt\", \"prompt_ids\", \"messages\""));
     }
     if (const Json* ids = record.find("prompt_ids")) {
       prompt.ids = ids_of(*ids, where);
     } else if (const Json* plain = record.find("prompt")) {
-      if (!plain->is_string()) throw Error(Reason::kBadData, cat(where, ": prompt must be a string"));
+      if (!plain->is_string())
+        throw Error(Reason::kBadData, cat(where, ": prompt must be a string"));
       prompt.ids = tokenizer_.encode(plain->as_string()).ids;
     } else {
       prompt.ids = chat(record, where);
@@ -64,8 +70,9 @@ class PromptReader {
     if (!list.is_array()) throw Error(Reason::kBadData, cat(where, ": prompt_ids must be a list"));
     for (const Json& id : list.as_array()) {
       if (!id.is_int() || id.as_int() < 0 || id.as_int() >= config_.vocab_size) {
-        throw Error(Reason::kBadData, cat(where, ": ", id.dump(), " is no token id of this model (0 .. ",
-                                          config_.vocab_size - 1, ")"));
+        throw Error(Reason::kBadData,
+                    cat(where, ": ", id.dump(), " is no token id of this model (0 .. ",
+                        config_.vocab_size - 1, ")"));
       }
       ids.push_back(static_cast<int32_t>(id.as_int()));
     }
@@ -74,8 +81,9 @@ class PromptReader {
 
   std::vector<int32_t> chat(const Json& record, const std::string& where) {
     if (!template_) {
-      template_ = options_.template_file.empty() ? text::ChatTemplate::load_for_model(options_.model)
-                                                 : text::ChatTemplate::load(options_.template_file);
+      template_ = options_.template_file.empty()
+                      ? text::ChatTemplate::load_for_model(options_.model)
+                      : text::ChatTemplate::load(options_.template_file);
       special_ = text::load_special_tokens(options_.model);
     }
     text::ChatOptions chat;
@@ -85,7 +93,7 @@ class PromptReader {
     try {
       const text::RenderedChat rendered = template_->render(record.at("messages"), special_, chat);
       text::EncodeOptions encode;
-      encode.add_special_tokens = false;   // the template writes them
+      encode.add_special_tokens = false;  // the template writes them
       encode.text_breaks = rendered.text_breaks;
       return tokenizer_.encode(rendered.text, encode).ids;
     } catch (const Error& error) {
@@ -106,7 +114,8 @@ model::Precision precision_of(const std::string& name) {
   return model::Precision::kAuto;
 }
 
-std::vector<Prompt> read_prompts(const GenerateOptions& options, PromptReader* reader, Streams streams) {
+std::vector<Prompt> read_prompts(const GenerateOptions& options, PromptReader* reader,
+                                 Streams streams) {
   std::vector<Prompt> prompts;
   if (!options.prompt.empty()) {
     prompts.push_back(reader->read(Json::object().set("prompt", options.prompt)));
@@ -124,7 +133,8 @@ std::vector<Prompt> read_prompts(const GenerateOptions& options, PromptReader* r
 }
 
 std::vector<int32_t> without_end(const model::ModelConfig& config, std::vector<int32_t> ids) {
-  if (!ids.empty() && std::find(config.eos_ids.begin(), config.eos_ids.end(), ids.back()) != config.eos_ids.end()) {
+  if (!ids.empty() &&
+      std::find(config.eos_ids.begin(), config.eos_ids.end(), ids.back()) != config.eos_ids.end()) {
     ids.pop_back();
   }
   return ids;
@@ -135,8 +145,13 @@ void write_logits(const std::string& path, const std::vector<Prompt>& prompts,
   std::vector<model::TensorToWrite> tensors;
   for (size_t i = 0; i < prompts.size(); ++i) {
     const Json& id = prompts[i].id;
-    const std::string name = id.is_string() ? id.as_string() : id.is_null() ? cat("prompt", i) : id.dump();
-    tensors.push_back({name + ".logits", DType::kF32, {static_cast<int64_t>(logits[i].size())}, logits[i].data()});
+    const std::string name = id.is_string() ? id.as_string()
+                             : id.is_null() ? cat("prompt", i)
+                                            : id.dump();
+    tensors.push_back({name + ".logits",
+                       DType::kF32,
+                       {static_cast<int64_t>(logits[i].size())},
+                       logits[i].data()});
   }
   model::write_safetensors(path, tensors, {});
 }
@@ -153,10 +168,11 @@ int command_generate(const GenerateOptions& options, Streams streams) {
   if (prompts.empty()) return 0;
 
   int64_t longest = 0;
-  for (const Prompt& prompt : prompts) longest = std::max(longest, static_cast<int64_t>(prompt.ids.size()));
+  for (const Prompt& prompt : prompts)
+    longest = std::max(longest, static_cast<int64_t>(prompt.ids.size()));
   if (longest > config.max_position) {
-    throw Error(Reason::kBadData, cat("a prompt has ", longest, " tokens, ", options.model, " takes at most ",
-                                      config.max_position));
+    throw Error(Reason::kBadData, cat("a prompt has ", longest, " tokens, ", options.model,
+                                      " takes at most ", config.max_position));
   }
   GenerationLimits limits;
   limits.max_positions = std::min(config.max_position, longest + options.max_tokens);
@@ -164,7 +180,8 @@ int command_generate(const GenerateOptions& options, Streams streams) {
   limits.adapter = adapters.empty() ? -1 : 0;
 
   device::HostDeviceOptions host;
-  host.num_threads = options.threads > 0 ? options.threads : static_cast<int>(allowed_cpus().size());
+  host.num_threads =
+      options.threads > 0 ? options.threads : static_cast<int>(allowed_cpus().size());
   const auto device = device::HostDevice::create(host);
   const auto stream = device->create_stream();
   device::OpSet ops = device->all_ops(*stream);
@@ -179,7 +196,8 @@ int command_generate(const GenerateOptions& options, Streams streams) {
 
   if (!options.logits_file.empty()) {
     std::vector<std::vector<float>> logits;
-    for (const Prompt& prompt : prompts) logits.push_back(last_logits(*network, config, prompt.ids, limits));
+    for (const Prompt& prompt : prompts)
+      logits.push_back(last_logits(*network, config, prompt.ids, limits));
     write_logits(options.logits_file, prompts, logits);
     return 0;
   }
@@ -189,22 +207,23 @@ int command_generate(const GenerateOptions& options, Streams streams) {
   // Answers come out in the order of the prompts, each as soon as all before it are out.
   std::vector<std::optional<std::vector<int32_t>>> answers(prompts.size());
   size_t next_out = 0;
-  generate(*network, config, requests, limits, sampling, [&](size_t index, const std::vector<int32_t>& ids) {
-    answers[index] = ids;
-    for (; next_out < answers.size() && answers[next_out]; ++next_out) {
-      const std::string answer =
-          reader.tokenizer().decode(without_end(config, *answers[next_out]), text::SkipSpecial::kNo);
-      if (!options.json_lines) {
-        streams.out << answer << std::endl;
-        continue;
-      }
-      Json list = Json::array();
-      for (const int32_t id : *answers[next_out]) list.push(static_cast<int64_t>(id));
-      Json out = Json::object();
-      out.set("id", prompts[next_out].id).set("ids", list).set("text", answer);
-      streams.out << out.dump() << std::endl;
-    }
-  });
+  generate(*network, config, requests, limits, sampling,
+           [&](size_t index, const std::vector<int32_t>& ids) {
+             answers[index] = ids;
+             for (; next_out < answers.size() && answers[next_out]; ++next_out) {
+               const std::string answer = reader.tokenizer().decode(
+                   without_end(config, *answers[next_out]), text::SkipSpecial::kNo);
+               if (!options.json_lines) {
+                 streams.out << answer << std::endl;
+                 continue;
+               }
+               Json list = Json::array();
+               for (const int32_t id : *answers[next_out]) list.push(static_cast<int64_t>(id));
+               Json out = Json::object();
+               out.set("id", prompts[next_out].id).set("ids", list).set("text", answer);
+               streams.out << out.dump() << std::endl;
+             }
+           });
   return 0;
 }
 

@@ -18,7 +18,8 @@
 namespace galley::launcher {
 namespace {
 
-PreparedRun check_only(const std::string& job_file, bool skip_bad_jobs, const Environment& environment) {
+PreparedRun check_only(const std::string& job_file, bool skip_bad_jobs,
+                       const Environment& environment) {
   PrepareOptions options;
   options.job_file = job_file;
   options.skip_bad_jobs = skip_bad_jobs;
@@ -27,11 +28,13 @@ PreparedRun check_only(const std::string& job_file, bool skip_bad_jobs, const En
 }
 
 void print_bad_jobs(const PreparedRun& run, Streams streams) {
-  for (const auto& [job, reason] : run.bad_jobs) streams.err << "galley: job \"" << job << "\": " << reason << "\n";
+  for (const auto& [job, reason] : run.bad_jobs)
+    streams.err << "galley: job \"" << job << "\": " << reason << "\n";
 }
 
 placement::Cluster cluster_for(const std::string& cluster_file) {
-  return cluster_file.empty() ? local_cluster() : local_view(placement::read_cluster_file(cluster_file));
+  return cluster_file.empty() ? local_cluster()
+                              : local_view(placement::read_cluster_file(cluster_file));
 }
 
 std::string plus_minus(const predictor::Prediction& prediction) {
@@ -61,16 +64,21 @@ std::vector<placement::QueuedJob> queue_of(const PreparedRun& run) {
 std::string head_line(const placement::Cluster& cluster, size_t num_jobs) {
   std::vector<std::string> types;
   for (const placement::Gpu& gpu : cluster.gpus) {
-    if (std::find(types.begin(), types.end(), gpu.type.name) == types.end()) types.push_back(gpu.type.name);
+    if (std::find(types.begin(), types.end(), gpu.type.name) == types.end())
+      types.push_back(gpu.type.name);
   }
-  const auto plural = [](size_t n, const char* noun) { return cat(n, " ", noun, n == 1 ? "" : "s"); };
+  const auto plural = [](size_t n, const char* noun) {
+    return cat(n, " ", noun, n == 1 ? "" : "s");
+  };
   return cat(plural(types.size(), "GPU type"), ", ", plural(cluster.gpus.size(), "GPU"),
-             cluster.emulated ? " (emulated on the host device)" : "", ", ", plural(num_jobs, "job"), ".");
+             cluster.emulated ? " (emulated on the host device)" : "", ", ",
+             plural(num_jobs, "job"), ".");
 }
 
 const model::ModelConfig& config_of(const PreparedRun& run, const std::string& job) {
-  const auto found = std::find_if(run.jobs.begin(), run.jobs.end(),
-                                  [&](const PreparedJob& candidate) { return candidate.spec.name == job; });
+  const auto found =
+      std::find_if(run.jobs.begin(), run.jobs.end(),
+                   [&](const PreparedJob& candidate) { return candidate.spec.name == job; });
   return found->config;
 }
 
@@ -86,7 +94,8 @@ std::vector<placement::Gpu> types_for(const PredictOptions& options) {
   std::vector<placement::Gpu> gpus;
   const auto add = [&](placement::Gpu gpu) {
     for (const placement::Gpu& known : gpus) {
-      if (known.type.name == gpu.type.name && known.type.memory_bytes == gpu.type.memory_bytes) return;
+      if (known.type.name == gpu.type.name && known.type.memory_bytes == gpu.type.memory_bytes)
+        return;
     }
     gpus.push_back(std::move(gpu));
   };
@@ -130,7 +139,8 @@ PreparedJob job_of_model(const PredictOptions& options) {
   return job;
 }
 
-Json prediction_json(const std::string& job, const placement::Gpu& gpu, const predictor::Candidate& candidate) {
+Json prediction_json(const std::string& job, const placement::Gpu& gpu,
+                     const predictor::Candidate& candidate) {
   const predictor::Prediction& prediction = candidate.prediction;
   Json parts = Json::object();
   for (const predictor::PredictionPart& part : prediction.parts) parts.set(part.name, part.bytes);
@@ -155,7 +165,8 @@ Json prediction_json(const std::string& job, const placement::Gpu& gpu, const pr
 
 }  // namespace
 
-int command_validate(const ValidateOptions& options, const Environment& environment, Streams streams) {
+int command_validate(const ValidateOptions& options, const Environment& environment,
+                     Streams streams) {
   const PreparedRun run = check_only(options.job_file, options.skip_bad_jobs, environment);
   print_bad_jobs(run, streams);
   if (options.form == OutputForm::kJson) {
@@ -181,16 +192,19 @@ int command_validate(const ValidateOptions& options, const Environment& environm
   } else {
     Table table({"job", "model", "rows", "longest", "steps", "trained parameters"});
     for (const PreparedJob& job : run.jobs) {
-      const uint64_t trained = model::num_trainable(model::adapted_linears(job.config, job.spec.lora));
+      const uint64_t trained =
+          model::num_trainable(model::adapted_linears(job.config, job.spec.lora));
       table.add({job.spec.name, job.config.name, std::to_string(job.data.num_rows),
                  cat(job.data.longest_tokens, " tokens"),
                  std::to_string(predictor::total_steps(job.spec, job.data.num_rows)),
                  format("%llu (%.2f %% of the model)", static_cast<unsigned long long>(trained),
-                        100.0 * static_cast<double>(trained) / static_cast<double>(job.config.num_parameters()))});
+                        100.0 * static_cast<double>(trained) /
+                            static_cast<double>(job.config.num_parameters()))});
     }
     streams.out << table.text();
     for (const PreparedJob& job : run.jobs) {
-      for (const std::string& note : job.notes) streams.out << job.spec.name << ": " << note << "\n";
+      for (const std::string& note : job.notes)
+        streams.out << job.spec.name << ": " << note << "\n";
     }
   }
   return run.bad_jobs.empty() ? 0 : reason_traits(Reason::kJobFailed).exit_code;
@@ -227,7 +241,8 @@ int command_plan(const PlanOptions& options, const Environment& environment, Str
       table.add({assignment.job, config_of(run, assignment.job).name, plus_minus(prediction),
                  cat(cluster.gpu_name(gpu), "  ", cluster.gpus[static_cast<size_t>(gpu)].type.name),
                  format_count(prediction.tokens_per_second) + " tok/s",
-                 job.start == 0 ? "now" : "after " + format_duration(job.start), format_duration(job.end)});
+                 job.start == 0 ? "now" : "after " + format_duration(job.start),
+                 format_duration(job.end)});
     }
     streams.out << table.text();
     for (const placement::Refusal& refusal : forecast.refused) {
@@ -237,7 +252,8 @@ int command_plan(const PlanOptions& options, const Environment& environment, Str
   return plan_exit_code(forecast.jobs.size(), forecast.refused.size(), run.bad_jobs.size());
 }
 
-int command_predict(const PredictOptions& options, const Environment& environment, Streams streams) {
+int command_predict(const PredictOptions& options, const Environment& environment,
+                    Streams streams) {
   std::vector<PreparedJob> jobs;
   if (options.job_file.empty()) {
     jobs.push_back(job_of_model(options));
@@ -245,22 +261,25 @@ int command_predict(const PredictOptions& options, const Environment& environmen
     jobs = check_only(options.job_file, false, environment).jobs;
   }
   Json all = Json::array();
-  Table table({"job", "GPU type", "memory", "peak", "verdict", "micro batch", "recompute", "weights", "speed"});
+  Table table({"job", "GPU type", "memory", "peak", "verdict", "micro batch", "recompute",
+               "weights", "speed"});
   for (const PreparedJob& job : jobs) {
     for (const placement::Gpu& gpu : types_for(options)) {
       const auto candidates =
           predictor::candidates(job.config, job.spec, job.data, gpu.type, std::max(1, gpu.threads));
-      const auto fitting = std::find_if(candidates.begin(), candidates.end(), [](const auto& candidate) {
-        return candidate.prediction.fits;
-      });
+      const auto fitting =
+          std::find_if(candidates.begin(), candidates.end(),
+                       [](const auto& candidate) { return candidate.prediction.fits; });
       const predictor::Candidate& best = fitting == candidates.end() ? candidates.back() : *fitting;
       all.push(prediction_json(job.spec.name, gpu, best));
-      table.add({job.spec.name, gpu.type.name, format_bytes(static_cast<double>(gpu.type.memory_bytes)),
-                 plus_minus(best.prediction),
-                 best.prediction.fits ? "fits" : "does not fit",
-                 cat(best.shape.micro_batch_tokens, " tokens"), best.shape.recompute_blocks ? "block" : "none",
+      table.add({job.spec.name, gpu.type.name,
+                 format_bytes(static_cast<double>(gpu.type.memory_bytes)),
+                 plus_minus(best.prediction), best.prediction.fits ? "fits" : "does not fit",
+                 cat(best.shape.micro_batch_tokens, " tokens"),
+                 best.shape.recompute_blocks ? "block" : "none",
                  best.shape.weight_dtype == DType::kBf16 ? "bf16" : "f32",
-                 best.prediction.fits ? format_count(best.prediction.tokens_per_second) + " tok/s" : "-"});
+                 best.prediction.fits ? format_count(best.prediction.tokens_per_second) + " tok/s"
+                                      : "-"});
     }
   }
   if (options.form == OutputForm::kJson) {

@@ -24,10 +24,11 @@ std::tm clock_of(const std::string& now) {
   }
   const char* rest = strptime(now.c_str(), "%Y-%m-%dT%H:%M:%S", &clock);
   if (rest == nullptr || *rest != '\0') {
-    throw Error(Reason::kUsage, cat("--now ", now, " is no time; write it like 2025-03-14T09:26:53"));
+    throw Error(Reason::kUsage,
+                cat("--now ", now, " is no time; write it like 2025-03-14T09:26:53"));
   }
   clock.tm_isdst = -1;
-  std::mktime(&clock);   // fills in the days of week and year
+  std::mktime(&clock);  // fills in the days of week and year
   return clock;
 }
 
@@ -35,7 +36,7 @@ void for_each_record(const std::string& input, std::istream& in,
                      const std::function<void(const Json&)>& take) {
   std::ifstream file;
   if (!input.empty()) {
-    file_bytes(input);   // names what is wrong with the path
+    file_bytes(input);  // names what is wrong with the path
     file.open(input, std::ios::binary);
     if (!file) throw Error(Reason::kPermission, cat("cannot read ", input));
   }
@@ -46,7 +47,8 @@ void for_each_record(const std::string& input, std::istream& in,
     if (trim(line).empty()) continue;
     Json record = parse_json_or_throw(line, cat(where, " line ", number), Reason::kBadData);
     if (!record.is_object()) {
-      throw Error(Reason::kBadData, cat(where, " line ", number, ": each line must be a JSON object"));
+      throw Error(Reason::kBadData,
+                  cat(where, " line ", number, ": each line must be a JSON object"));
     }
     take(record);
   }
@@ -98,11 +100,11 @@ int command_data(const DataOptions& options, Streams streams) {
                                      text::load_special_tokens(options.model), rows);
   const text::Dataset dataset = text::Dataset::read(options.data);
   const auto view = options.show_labels ? text::DataView::kLabels : text::DataView::kIds;
-  const uint64_t errors = text::data_records(dataset, tokenizer, view, [&](const Json& record) {
-    streams.out << record.dump() << '\n';
-  });
+  const uint64_t errors = text::data_records(
+      dataset, tokenizer, view, [&](const Json& record) { streams.out << record.dump() << '\n'; });
   if (errors == 0) return 0;
-  streams.err << "galley: " << options.data << ": " << errors << (errors == 1 ? " row is" : " rows are")
+  streams.err << "galley: " << options.data << ": " << errors
+              << (errors == 1 ? " row is" : " rows are")
               << " broken; see the records with \"error\"\n";
   return reason_traits(Reason::kBadData).exit_code;
 }

@@ -40,13 +40,16 @@ void look_at_host(std::vector<Finding>* out) {
     out->push_back({"binding", Verdict::kNote,
                     "this process may use one core only; under mpirun say --bind-to none"});
   }
-  out->push_back({"memory", Verdict::kGood, format_bytes(static_cast<double>(free_memory_bytes())) + " free"});
+  out->push_back(
+      {"memory", Verdict::kGood, format_bytes(static_cast<double>(free_memory_bytes())) + " free"});
   std::vector<std::string> usable;
-  for (const auto kernels : {device::KernelSet::kPortable, device::KernelSet::kAvx2, device::KernelSet::kAvx512}) {
+  for (const auto kernels :
+       {device::KernelSet::kPortable, device::KernelSet::kAvx2, device::KernelSet::kAvx512}) {
     if (device::kernel_set_usable(kernels)) usable.push_back(device::kernel_set_name(kernels));
   }
-  out->push_back({"kernels", Verdict::kGood, cat(join(usable, ", "), "; best: ",
-                                                 device::kernel_set_name(device::best_kernel_set()))});
+  out->push_back(
+      {"kernels", Verdict::kGood,
+       cat(join(usable, ", "), "; best: ", device::kernel_set_name(device::best_kernel_set()))});
 }
 
 void look_at_cuda(std::vector<Finding>* out) {
@@ -56,41 +59,50 @@ void look_at_cuda(std::vector<Finding>* out) {
     return;
   }
   for (const device::CudaCard& card : report.cards) {
-    out->push_back({"CUDA", Verdict::kGood, cat(card.name, ", ", format_bytes(static_cast<double>(card.memory_bytes)),
-                                                ", compute capability ", card.capability, ", ", card.uuid)});
+    out->push_back({"CUDA", Verdict::kGood,
+                    cat(card.name, ", ", format_bytes(static_cast<double>(card.memory_bytes)),
+                        ", compute capability ", card.capability, ", ", card.uuid)});
   }
 }
 
 void look_at_mpi(const Environment& environment, std::vector<Finding>* out) {
   const std::string mpirun = find_program(environment, "mpirun");
   out->push_back(mpirun.empty()
-                     ? Finding{"mpirun", Verdict::kBad, "not on PATH: install openmpi-bin or load the site's Open MPI"}
+                     ? Finding{"mpirun", Verdict::kBad,
+                               "not on PATH: install openmpi-bin or load the site's Open MPI"}
                      : Finding{"mpirun", Verdict::kGood, mpirun});
-  const std::string library = path_join(path_directory(own_executable()), "../lib/libgalley_mpi.so");
+  const std::string library =
+      path_join(path_directory(own_executable()), "../lib/libgalley_mpi.so");
   const std::string beside = path_join(path_directory(own_executable()), "lib/libgalley_mpi.so");
   const bool found = path_exists(library) || path_exists(beside);
-  out->push_back({"MPI library", found ? Verdict::kGood : Verdict::kBad,
-                  found ? "libgalley_mpi.so is in place" : "libgalley_mpi.so is missing beside the program"});
+  out->push_back(
+      {"MPI library", found ? Verdict::kGood : Verdict::kBad,
+       found ? "libgalley_mpi.so is in place" : "libgalley_mpi.so is missing beside the program"});
   if (::geteuid() == 0 && !environment.has("OMPI_ALLOW_RUN_AS_ROOT")) {
     out->push_back({"root", Verdict::kNote,
-                    "mpirun refuses root unless OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 are set"});
+                    "mpirun refuses root unless OMPI_ALLOW_RUN_AS_ROOT=1 and "
+                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 are set"});
   }
 }
 
 void look_at_slurm(const Environment& environment, std::vector<Finding>* out) {
   if (const auto job = environment.get("SLURM_JOB_ID")) {
-    out->push_back({"Slurm", Verdict::kGood, cat("inside job ", *job, " on ",
-                                                 environment.get("SLURM_JOB_NODELIST").value_or("?"))});
+    out->push_back(
+        {"Slurm", Verdict::kGood,
+         cat("inside job ", *job, " on ", environment.get("SLURM_JOB_NODELIST").value_or("?"))});
     if (!environment.has("SLURM_JOB_GPUS") && !environment.has("CUDA_VISIBLE_DEVICES")) {
-      out->push_back({"Slurm", Verdict::kNote, "this allocation has no GPUs; ask with --gres=gpu:N or --gpus-per-node=N"});
+      out->push_back({"Slurm", Verdict::kNote,
+                      "this allocation has no GPUs; ask with --gres=gpu:N or --gpus-per-node=N"});
     }
     if (environment.has("SLURM_GPUS_PER_TASK") || environment.has("SLURM_GPUS")) {
       out->push_back({"Slurm", Verdict::kBad,
-                      "--gpus and --gpus-per-task hide GPUs from ranks that mpirun starts; ask with --gres=gpu:N"});
+                      "--gpus and --gpus-per-task hide GPUs from ranks that mpirun starts; ask "
+                      "with --gres=gpu:N"});
     }
   } else {
     const bool installed = !find_program(environment, "sbatch").empty();
-    out->push_back({"Slurm", Verdict::kNote, installed ? "installed, but this is no job" : "not here"});
+    out->push_back(
+        {"Slurm", Verdict::kNote, installed ? "installed, but this is no job" : "not here"});
   }
 }
 
@@ -100,12 +112,14 @@ void look_at_runs(const std::string& directory, std::vector<Finding>* out) {
     out->push_back({"runs", Verdict::kBad, cat("cannot write to ", existing)});
     return;
   }
-  struct statvfs status{};
+  struct statvfs status {};
   if (::statvfs(existing.c_str(), &status) == 0) {
-    const double bytes = static_cast<double>(status.f_bavail) * static_cast<double>(status.f_frsize);
+    const double bytes =
+        static_cast<double>(status.f_bavail) * static_cast<double>(status.f_frsize);
     const bool inodes_low = status.f_files > 0 && status.f_favail < 1000;
     out->push_back({"runs", bytes < 1e9 || inodes_low ? Verdict::kBad : Verdict::kGood,
-                    cat(existing, ": ", format_bytes(bytes), " free", inodes_low ? ", but hardly any inodes" : "")});
+                    cat(existing, ": ", format_bytes(bytes), " free",
+                        inodes_low ? ", but hardly any inodes" : "")});
   }
   const std::string probe = temporary_beside(path_join(existing, "doctor"));
   try {
@@ -131,7 +145,9 @@ int command_doctor(const DoctorOptions& options, const Environment& environment,
     Json list = Json::array();
     for (const Finding& finding : findings) {
       Json entry = Json::object();
-      entry.set("subject", finding.subject).set("verdict", kNames[static_cast<int>(finding.verdict)]).set("text", finding.text);
+      entry.set("subject", finding.subject)
+          .set("verdict", kNames[static_cast<int>(finding.verdict)])
+          .set("text", finding.text);
       list.push(entry);
     }
     Json out = Json::object();

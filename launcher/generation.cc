@@ -20,7 +20,8 @@ bool is_end(const model::ModelConfig& config, int32_t id) {
   return std::find(config.eos_ids.begin(), config.eos_ids.end(), id) != config.eos_ids.end();
 }
 
-nn::Segment segment(nn::SegmentKind kind, int64_t row, int64_t count, int64_t position, int64_t slot, int adapter) {
+nn::Segment segment(nn::SegmentKind kind, int64_t row, int64_t count, int64_t position,
+                    int64_t slot, int adapter) {
   nn::Segment out;
   out.kind = kind;
   out.row = row;
@@ -39,7 +40,8 @@ void prefill(nn::InferenceNetwork& network, const std::vector<int32_t>& prompt, 
     const int64_t count = std::min(limits.max_step_tokens, length - begin);
     nn::StepPlan step;
     step.ids.assign(prompt.begin() + begin, prompt.begin() + begin + count);
-    step.segments.push_back(segment(nn::SegmentKind::kPrefill, 0, count, begin, slot, limits.adapter));
+    step.segments.push_back(
+        segment(nn::SegmentKind::kPrefill, 0, count, begin, slot, limits.adapter));
     if (begin + count == length) step.target_rows = {static_cast<int32_t>(count - 1)};
     network.run(step, logits);
   }
@@ -47,18 +49,22 @@ void prefill(nn::InferenceNetwork& network, const std::vector<int32_t>& prompt, 
 
 }  // namespace
 
-int32_t sample_token(const float* logits, int64_t vocab, const SamplingSettings& settings, Random* random) {
+int32_t sample_token(const float* logits, int64_t vocab, const SamplingSettings& settings,
+                     Random* random) {
   if (settings.temperature <= 0) {
     return static_cast<int32_t>(std::max_element(logits, logits + vocab) - logits);
   }
   std::vector<int32_t> order(static_cast<size_t>(vocab));
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
-  if (settings.top_k > 0 && settings.top_k < vocab) order.resize(static_cast<size_t>(settings.top_k));
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  if (settings.top_k > 0 && settings.top_k < vocab)
+    order.resize(static_cast<size_t>(settings.top_k));
   std::vector<double> weights;
   double total = 0;
   for (const int32_t id : order) {
-    weights.push_back(std::exp((static_cast<double>(logits[id]) - logits[order[0]]) / settings.temperature));
+    weights.push_back(
+        std::exp((static_cast<double>(logits[id]) - logits[order[0]]) / settings.temperature));
     total += weights.back();
   }
   // From the least likely up: what lies within the first 1 - p of the probability goes.
@@ -94,7 +100,8 @@ void generate(nn::InferenceNetwork& network, const model::ModelConfig& config,
     sequence.answer.push_back(sample_token(row, config.vocab_size, sampling, &sequence.random));
     const auto length = static_cast<int64_t>(request.prompt.size() + sequence.answer.size());
     return is_end(config, sequence.answer.back()) ||
-           static_cast<int64_t>(sequence.answer.size()) >= request.max_tokens || length >= limits.max_positions;
+           static_cast<int64_t>(sequence.answer.size()) >= request.max_tokens ||
+           length >= limits.max_positions;
   };
   const auto finish = [&](const Sequence& sequence) {
     free_slots.push_back(sequence.slot);
@@ -106,7 +113,8 @@ void generate(nn::InferenceNetwork& network, const model::ModelConfig& config,
       sequence.request = next++;
       sequence.random = Random(sampling.seed, random_stream("sample", {sequence.request}));
       const GenerationRequest& request = requests[sequence.request];
-      if (request.max_tokens <= 0 || static_cast<int64_t>(request.prompt.size()) >= limits.max_positions) {
+      if (request.max_tokens <= 0 ||
+          static_cast<int64_t>(request.prompt.size()) >= limits.max_positions) {
         done(sequence.request, {});
         continue;
       }
@@ -124,10 +132,12 @@ void generate(nn::InferenceNetwork& network, const model::ModelConfig& config,
     for (const Sequence& sequence : active) {
       const auto row = static_cast<int64_t>(step.ids.size());
       const auto position =
-          static_cast<int64_t>(requests[sequence.request].prompt.size() + sequence.answer.size()) - 1;
+          static_cast<int64_t>(requests[sequence.request].prompt.size() + sequence.answer.size()) -
+          1;
       step.ids.push_back(sequence.answer.back());
       step.target_rows.push_back(static_cast<int32_t>(row));
-      step.segments.push_back(segment(nn::SegmentKind::kDecode, row, 1, position, sequence.slot, limits.adapter));
+      step.segments.push_back(
+          segment(nn::SegmentKind::kDecode, row, 1, position, sequence.slot, limits.adapter));
     }
     network.run(step, logits.data());
     std::vector<Sequence> still;

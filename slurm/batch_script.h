@@ -6,13 +6,13 @@
 namespace galley::slurm {
 
 struct BatchScript {
-  std::string site;                     // for the comment only
-  std::string launcher = "mpirun";      // or "srun"
+  std::string site;                 // for the comment only
+  std::string launcher = "mpirun";  // or "srun"
   int nodes = 1;
-  int gpus_per_node = 1;                // 0: none asked for
-  std::string gpu_type;                 // as the site's gres names it; empty: any
+  int gpus_per_node = 1;  // 0: none asked for
+  std::string gpu_type;   // as the site's gres names it; empty: any
   std::string time = "04:00:00";
-  std::string partition, account;       // empty: the site's default
+  std::string partition, account;  // empty: the site's default
   std::string job_file = "jobs.toml";
 };
 
