@@ -68,9 +68,7 @@ void map_characters(AlignedText* text, Map map) {
 class UnicodeForm final : public Normalizer {
  public:
   explicit UnicodeForm(NormalForm form) : form_(form) {}
-  void apply(AlignedText* text) const override {
-    if (!is_surely_normal(text->view(), form_)) text->transform(normalize(text->view(), form_), 0);
-  }
+  void apply(AlignedText* text) const override { text->normalize(form_); }
 
  private:
   NormalForm form_;
@@ -202,7 +200,7 @@ class BertNormalizer final : public Normalizer {
     }
     if (space_ideographs_) put_blanks_around_ideographs(text);
     if (strip_accents_) {
-      text->transform(normalize(text->view(), NormalForm::kNfd), 0);
+      text->normalize(NormalForm::kNfd);
       filter(text, [](char32_t c) { return !is_nonspacing_mark(c); });
     }
     if (lowercase_) make_lower(text);

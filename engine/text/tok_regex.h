@@ -11,13 +11,9 @@
 #include <string_view>
 #include <vector>
 
-namespace galley::text::internal {
+#include "engine/text/tok_unicode.h"
 
-/// Bytes [begin, end) of a text.
-struct ByteRange {
-  size_t begin;
-  size_t end;
-};
+namespace galley::text::internal {
 
 class Regex {
  public:

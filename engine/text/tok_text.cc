@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "engine/core/error.h"
 
@@ -9,8 +10,6 @@ namespace galley::text::internal {
 namespace {
 
 bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; }
-
-size_t utf8_length(char32_t c) { return c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4; }
 
 }  // namespace
 
@@ -40,49 +39,87 @@ void AlignedText::assign(std::string text, std::vector<Origin> origins) {
   is_original_ = false;
 }
 
-void AlignedText::transform(const std::vector<Change>& changes, size_t removed_first) {
-  const std::string_view old = view_;
-  std::string text;
-  std::vector<Origin> origins;
-  text.reserve(old.size());
-  origins.reserve(old.size());
-  size_t at = 0;  // in the old text
-  const auto skip = [&](size_t count) {
-    for (; count > 0 && at < old.size(); --count) next_utf8(old, &at);
-  };
-  skip(removed_first);
-  for (const Change& change : changes) {
-    Origin from{base_, base_};
-    if (change.delta > 0) {
-      if (at > 0) from = origin(at - 1);
-    } else {
-      if (at < old.size()) from = origin(at);
-      skip(1 + static_cast<size_t>(-change.delta));
-    }
-    append_utf8(&text, change.c);
-    origins.insert(origins.end(), utf8_length(change.c), from);
+// Writes the text that will replace an old one, from left to right.
+class AlignedText::Writer {
+ public:
+  explicit Writer(const AlignedText& old) : old_(old) {
+    text_.reserve(old.size());
+    origins_.reserve(old.size());
   }
-  assign(std::move(text), std::move(origins));
+
+  void keep_until(size_t end) {
+    text_.append(old_.view_.substr(at_, end - at_));
+    for (; at_ < end; ++at_) origins_.push_back(old_.origin(at_));
+  }
+  void skip_until(size_t end) { at_ = end; }
+  void skip_characters(size_t count) {
+    for (; count > 0 && at_ < old_.size(); --count) next_utf8(old_.view_, &at_);
+  }
+  /// Origin of the byte before the place that is reached.
+  Origin before() const { return at_ > 0 ? old_.origin(at_ - 1) : Origin{old_.base_, old_.base_}; }
+  void add(std::string_view content, Origin from) {
+    text_.append(content);
+    origins_.insert(origins_.end(), content.size(), from);
+  }
+  void apply(const std::vector<Change>& changes) {
+    for (const Change& change : changes) {
+      Origin from = before();
+      if (change.delta <= 0) {
+        if (at_ < old_.size()) from = old_.origin(at_);
+        skip_characters(1 + static_cast<size_t>(-change.delta));
+      }
+      append_utf8(&text_, change.c);
+      origins_.resize(text_.size(), from);
+    }
+  }
+  void commit_to(AlignedText* text) { text->assign(std::move(text_), std::move(origins_)); }
+
+ private:
+  const AlignedText& old_;
+  size_t at_ = 0;  // in the old text
+  std::string text_;
+  std::vector<Origin> origins_;
+};
+
+void AlignedText::transform(const std::vector<Change>& changes, size_t removed_first) {
+  Writer writer(*this);
+  writer.skip_characters(removed_first);
+  writer.apply(changes);
+  writer.commit_to(this);
 }
 
 void AlignedText::replace(const std::vector<ByteRange>& matches, std::string_view content) {
   if (matches.empty()) return;
-  std::string text;
-  std::vector<Origin> origins;
-  size_t at = 0;
-  const auto keep_until = [&](size_t end) {
-    text.append(view_.substr(at, end - at));
-    for (; at < end; ++at) origins.push_back(origin(at));
-  };
+  Writer writer(*this);
   for (const ByteRange& match : matches) {
-    keep_until(match.begin);
-    const Origin from = match.end > 0 ? origin(match.end - 1) : Origin{base_, base_};
-    text.append(content);
-    origins.insert(origins.end(), content.size(), from);
-    at = match.end;
+    writer.keep_until(match.begin);
+    writer.skip_until(match.end);
+    writer.add(content, writer.before());
   }
-  keep_until(view_.size());
-  assign(std::move(text), std::move(origins));
+  writer.keep_until(size());
+  writer.commit_to(this);
+}
+
+void AlignedText::normalize(NormalForm form) {
+  std::optional<Writer> writer;  // once something has changed
+  for (size_t at = 0; at < size();) {
+    const ByteRange stretch = next_doubtful_stretch(view_, at, form);
+    at = stretch.end;
+    const std::string_view old = view_.substr(stretch.begin, stretch.end - stretch.begin);
+    const std::vector<Change> changes = internal::normalize(old, form);
+    size_t offset = 0;
+    const bool same = std::all_of(changes.begin(), changes.end(), [&](const Change& change) {
+      return change.delta == 0 && offset < old.size() && next_utf8(old, &offset) == change.c;
+    });
+    if (same && offset == old.size()) continue;
+    if (!writer) writer.emplace(*this);
+    writer->keep_until(stretch.begin);
+    writer->apply(changes);
+    writer->skip_until(stretch.end);
+  }
+  if (!writer) return;
+  writer->keep_until(size());
+  writer->commit_to(this);
 }
 
 void AlignedText::prepend(std::string_view prefix) {

@@ -44,6 +44,8 @@ class AlignedText {
 
   /// Replaces the whole text. `removed_first`: characters dropped before the first change.
   void transform(const std::vector<Change>& changes, size_t removed_first);
+  /// Brings the text into a Unicode normalization form; touches only stretches that need it.
+  void normalize(NormalForm form);
   /// Puts `content` in place of every match; it inherits the origin of the match's last byte.
   void replace(const std::vector<ByteRange>& matches, std::string_view content);
   /// Puts `prefix` before a text that is not empty; it inherits the origin of the first character.
@@ -52,6 +54,8 @@ class AlignedText {
   void assign(std::string text, std::vector<Origin> origins);
 
  private:
+  class Writer;
+
   std::string_view view_;
   std::string owned_;
   std::vector<Origin> origins_;  // one per byte; empty while the text is the original itself

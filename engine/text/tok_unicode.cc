@@ -170,13 +170,17 @@ constexpr CodeRange kNoComposition[] = {{0x105C9, 0x105C9}, {0x105E4, 0x105E4}, 
                                         {0x113C5, 0x113C5}, {0x113C7, 0x113C8}, {0x11938, 0x11938},
                                         {0x16121, 0x16128}, {0x16D68, 0x16D6A}};
 
+// The many ideographs that take no part in normalization.
+bool is_ideograph(char32_t c) { return c >= 0x3400 && c <= 0x9FFF; }
+
 int combining_class(char32_t c) {
-  if (c < 0x300 || !is_combining_mark(c)) return 0;
+  if (c < 0x300 || is_ideograph(c) || !is_combining_mark(c)) return 0;
   return utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class;
 }
 
 // The composition of two characters, or 0.
 char32_t compose(char32_t first, char32_t second) {
+  if (second < 0x300 || is_ideograph(second)) return 0;
   utf8proc_int32_t pair[2] = {static_cast<utf8proc_int32_t>(first),
                               static_cast<utf8proc_int32_t>(second)};
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE);
@@ -195,7 +199,7 @@ class Decomposer {
   explicit Decomposer(bool compatible) : compatible_(compatible) {}
 
   void push(char32_t c) {
-    if (c < 0x80 || is_in(c, kNoCompatibility) || is_in(c, kNoComposition)) {
+    if (c < 0x80 || is_ideograph(c) || is_in(c, kNoCompatibility) || is_in(c, kNoComposition)) {
       put({c, 0});
       return;
     }
@@ -356,17 +360,28 @@ std::vector<Change> normalize(std::string_view text, NormalForm form) {
   return out;
 }
 
-bool is_surely_normal(std::string_view text, NormalForm form) {
+ByteRange next_doubtful_stretch(std::string_view text, size_t start, NormalForm form) {
   // Below U+00C0 nothing decomposes canonically, below U+0300 everything is composed already; in
-  // the compatibility forms only ASCII is safe. UTF-8 lead bytes grow with the code points.
+  // the compatibility forms only ASCII is safe. UTF-8 lead bytes grow with the code points, and no
+  // safe character melts into the one before it.
   const unsigned char first_doubtful = form == NormalForm::kNfc   ? 0xCC
                                        : form == NormalForm::kNfd ? 0xC3
                                                                   : 0x80;
-  unsigned char any = 0;
-  for (const char byte : text) {
-    any |= static_cast<unsigned char>(byte) >= first_doubtful;
+  const auto byte_at = [&](size_t at) { return static_cast<unsigned char>(text[at]); };
+  const auto is_continuation = [&](size_t at) { return (byte_at(at) & 0xC0) == 0x80; };
+  size_t begin = start;
+  while (begin < text.size() && (byte_at(begin) < first_doubtful || is_continuation(begin)))
+    ++begin;
+  if (begin == text.size()) return {begin, begin};
+  size_t end = begin;
+  while (end < text.size() && (byte_at(end) >= first_doubtful || is_continuation(end))) ++end;
+  // A mark can melt into the safe character before it.
+  if (begin > start) {
+    do {
+      --begin;
+    } while (begin > start && is_continuation(begin));
   }
-  return any == 0;
+  return {begin, end};
 }
 
 }  // namespace galley::text::internal

@@ -42,7 +42,13 @@ struct Change {
 
 /// The characters of `text` in the given form, in order, with their changes.
 std::vector<Change> normalize(std::string_view text, NormalForm form);
-/// True when a quick look shows that `text` is unchanged by `form`; false when in doubt.
-bool is_surely_normal(std::string_view text, NormalForm form);
+/// Bytes [begin, end) of a text.
+struct ByteRange {
+  size_t begin;
+  size_t end;
+};
+/// The next stretch from `start` on that `form` may change, as a quick look at the bytes shows; it
+/// can be normalized on its own. Empty, at the text's end, when there is none.
+ByteRange next_doubtful_stretch(std::string_view text, size_t start, NormalForm form);
 
 }  // namespace galley::text::internal
