@@ -29,8 +29,8 @@ struct DeviceTraits {
 
 /// Scratch that a host device takes per thread of its pool, whatever the model: packing buffers of
 /// the GEMM kernels, score blocks of attention. engine/device/host allocates exactly these.
-constexpr uint64_t kHostGemmWorkspaceBytesPerThread = 4u << 20;
-constexpr uint64_t kHostAttentionWorkspaceBytesPerThread = 2u << 20;
+constexpr uint64_t kHostGemmWorkspaceBytesPerThread = 1u << 20;
+constexpr uint64_t kHostAttentionWorkspaceBytesPerThread = 256u << 10;
 
 /// Traits of the host device with this memory limit and number of threads.
 constexpr DeviceTraits host_traits(uint64_t capacity_bytes, uint32_t num_threads) {

@@ -121,16 +121,14 @@ class HostDeviceImpl final : public HostDevice {
 
 }  // namespace
 
+// The predictor knows the scratch of a host device from core/device_traits.h without seeing it.
+static_assert(kGemmScratchFloats * sizeof(float) <= kHostGemmWorkspaceBytesPerThread);
+static_assert(kAttentionScratchFloats * sizeof(float) <= kHostAttentionWorkspaceBytesPerThread);
+
 DeviceTraits host_device_traits(const HostDeviceOptions& options) {
-  DeviceTraits traits;
-  traits.capacity_bytes =
-      options.capacity_bytes > 0 ? options.capacity_bytes : host_memory_free_bytes();
-  traits.num_threads = static_cast<uint32_t>(options.num_threads);
-  traits.gemm_workspace_bytes =
-      round_up(traits.num_threads * kGemmScratchFloats * sizeof(float), traits.alignment_bytes);
-  traits.attention_workspace_bytes = round_up(
-      traits.num_threads * kAttentionScratchFloats * sizeof(float), traits.alignment_bytes);
-  return traits;
+  return host_traits(
+      options.capacity_bytes > 0 ? options.capacity_bytes : host_memory_free_bytes(),
+      static_cast<uint32_t>(options.num_threads));
 }
 
 std::unique_ptr<HostDevice> HostDevice::create(const HostDeviceOptions& options) {
