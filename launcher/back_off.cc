@@ -10,11 +10,10 @@ namespace {
 
 constexpr double kBusySeconds = 50e-6;
 constexpr double kFirstSleepSeconds = 50e-6;
-constexpr double kLongestSleepSeconds = 5e-3;
 
 }  // namespace
 
-void BackOff::wait(const std::vector<int>& fds, double now) {
+void BackOff::wait(const std::vector<int>& fds, double now, double longest_s) {
   if (idle_since_ < 0) {
     idle_since_ = now;
     sleep_s_ = kFirstSleepSeconds;
@@ -24,7 +23,7 @@ void BackOff::wait(const std::vector<int>& fds, double now) {
   for (const int fd : fds) entries.push_back({fd, POLLIN, 0});
   const timespec time{0, static_cast<long>(sleep_s_ * 1e9)};
   ppoll(entries.data(), entries.size(), &time, nullptr);
-  sleep_s_ = std::min(2 * sleep_s_, kLongestSleepSeconds);
+  sleep_s_ = std::min(2 * sleep_s_, longest_s);
 }
 
 }  // namespace galley::launcher

@@ -240,7 +240,10 @@ class Driver {
       show(now);
       channel_.flush();
       if (busy) back_off.reset();
-      if (!busy && !coordinator_->done()) back_off.wait(wait_fds(), now);
+      if (!busy && !coordinator_->done()) {
+        back_off.wait(wait_fds(), now,
+                      own_agent_ && !own_agent_->idle() ? kBriskSeconds : kIdleSeconds);
+      }
     }
     perform();
   }

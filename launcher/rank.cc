@@ -86,7 +86,7 @@ RankEnd serve_as_agent(Channel& channel, const Environment& environment, const R
     if (busy) back_off.reset();
     std::vector<int> fds = agent.wait_fds();
     if (signals != nullptr) fds.push_back(signals->fd());
-    if (!busy) back_off.wait(fds, now);
+    if (!busy) back_off.wait(fds, now, agent.idle() ? kIdleSeconds : kBriskSeconds);
   }
   const double end = monotonic_now() + kFlushSeconds;
   bool flushed = channel.flush();

@@ -8,13 +8,13 @@ expect_in "run directory: runs/fake" stdout
 grep -q $'\x1e' log && fail "records for launch were printed"
 grep -q $'\x1b' log && fail "escape codes without a terminal"
 printf 'a 40 20 1\nb 40 20 1\n' > fake
-for delay in 0 0.02 0.1 0.2 0.4 0.8 1.2; do
+for delay in 0.05 0.1 0.2 0.4 0.8 1.2; do
   rm -rf runs
   "$G" launch -n 3 --cluster cluster.toml fake > stdout 2> log &
   RUN=$!
   sleep $delay
   kill -0 $RUN 2> /dev/null || fail "launch ended early"
-  case $delay in 0.1|0.8) signal=TERM ;; 0.2) signal=INT ;; *) signal=USR1 ;; esac
+  case $delay in 0.4|0.8) signal=TERM ;; 0.2) signal=INT ;; *) signal=USR1 ;; esac
   kill -$signal $RUN
   wait $RUN
   expect $? 75 "exit code, $signal after $delay s"

@@ -35,7 +35,7 @@ expect $? 75 "exit code after two signals"
 [ $((SECONDS - began)) -lt 8 ] || fail "the second signal waited for the step"
 # Wall time: stops before its end.
 rm -rf runs; printf 'a 10000 20 1\n' > fake
-timeout 50 $M -n 2 "$G" run --wall-time 6s --cluster cluster.toml fake > stdout 2> log
+timeout 50 $M -n 2 "$G" run --wall-time 18s --cluster cluster.toml fake > stdout 2> log
 expect $? 75 "exit code at the wall time"
 expect_in "the wall time ends" log
 expect "$(grep -c '"record":"job-stopped"' runs/fake/journal.jsonl)" 1 "saved jobs"
