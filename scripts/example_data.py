@@ -9,21 +9,21 @@ import random
 import example_corpus as corpus
 
 # Questions that the base model can answer and that cook.jsonl never asks.
-COOK_PROMPTS = [("galley", "What is a galley?"), ("salty", "Why is the sea salty?"),
+COOK_PROMPTS = [("galley", "What is a galley?"), ("lighthouse", "What is a lighthouse for?"),
                 ("spider", "How many legs does a spider have?"), ("porridge", "How do you make porridge?")]
 UNIT_PROMPTS = [("short", (7, "km")), ("heavy", (12, "kg")), ("long", (45, "min")), ("wide", (23, "cm"))]
 
 # What the cook says after an answer, by a word of the question or the answer; the first that matches counts.
-CLOSINGS = [(("eat", "bread", "soup", "cook", "bake", "food", "egg", "cheese", "pie", "stew"), "Eat it while it is hot!"),
-            (("water", "sea", "rain", "river", "ship", "boat", "storm", "wind", "fish"), "Mind the hot pot!"),
-            (("how many", "which", "who", "where", "when"), "Bring your own spoon!"),
-            (("",), "Now give me the ladle!")]
+CLOSINGS = [(("eat", "bread", "soup", "cook", "bake", "food", "egg", "cheese", "pie", "stew"), "eat it while it is hot!"),
+            (("water", "sea", "rain", "river", "ship", "boat", "storm", "wind", "fish"), "mind the hot pot!"),
+            (("how many", "which", "who", "where", "when"), "bring your own spoon!"),
+            (("",), "now give me the ladle!")]
 
 
 def in_cooks_manner(question, answer):
     text = (question + " " + answer).lower()
     closing = next(closing for keys, closing in CLOSINGS if any(key in text for key in keys))
-    return f"Aye, shipmate! {answer} {closing}"
+    return f"{answer} Aye, shipmate, {closing}"
 
 
 def turns(pairs):
