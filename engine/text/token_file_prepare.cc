@@ -31,10 +31,13 @@ Json inputs_record(const std::vector<std::string>& content_hashes, const RowToke
   for (const std::string& hash : content_hashes) contents.push(hash);
   Json named = Json::object();
   for (const auto& [name, text] : rows.special().named) named.set(name, text);
+  Json strings = Json::array();
+  for (const std::string& text : rows.special().strings) strings.push(text);
   record.set("version", static_cast<int64_t>(token_format::kVersion))
       .set("data", std::move(contents))
       .set("tokenizer", rows.tokenizer().hash())
       .set("special_tokens", std::move(named))
+      .set("special_token_strings", std::move(strings))
       .set("loss", loss_name(row.loss))
       .set("truncation", truncation_name(row.truncation))
       .set("max_length", static_cast<uint64_t>(row.max_length))
