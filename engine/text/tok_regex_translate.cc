@@ -1,5 +1,4 @@
 #include <cctype>
-#include <span>
 
 #include "engine/core/error.h"
 #include "engine/core/strings.h"
@@ -9,7 +8,8 @@ namespace galley::text::internal {
 namespace {
 
 // Code points that Oniguruma 6.9.10 (Unicode 16) has in a property and PCRE2 10.42 (Unicode 14) has
-// not. A newer PCRE2 already has them; naming them twice does no harm.
+// not. A newer PCRE2 already has them; naming them twice does no harm. Other properties are
+// refused.
 struct Property {
   const char* name;
   const char* added;
@@ -67,12 +67,96 @@ constexpr Property kProperties[] = {
      "\\x{1FAAD}-\\x{1FAAF}\\x{1FABB}-\\x{1FABF}\\x{1FAC6}\\x{1FACE}-\\x{1FACF}"
      "\\x{1FADA}-\\x{1FADC}\\x{1FADF}\\x{1FAE8}-\\x{1FAE9}\\x{1FAF7}-\\x{1FAF8}"
      "\\x{1FBCB}-\\x{1FBEF}"},
-    {"Han",
-     "\\x{2B739}\\x{2EBF0}-\\x{2EE5D}\\x{31350}-\\x{323AF}"},
     {"Nd",
      "\\x{10D40}-\\x{10D49}\\x{116D0}-\\x{116E3}\\x{11BF0}-\\x{11BF9}\\x{11F50}-\\x{11F59}"
      "\\x{16130}-\\x{16139}\\x{16D70}-\\x{16D79}\\x{1CCF0}-\\x{1CCF9}\\x{1E4F0}-\\x{1E4F9}"
      "\\x{1E5F1}-\\x{1E5FA}"},
+    {"Lt", ""},
+    {"Z", ""},
+    {"Cc", ""},
+    {"Cf",
+     "\\x{13439}-\\x{1343F}"},
+    {"Co", ""},
+    {"Mc",
+     "\\x{CF3}\\x{113B8}-\\x{113BA}\\x{113C2}\\x{113C5}\\x{113C7}-\\x{113CA}"
+     "\\x{113CC}-\\x{113CD}\\x{113CF}\\x{1171E}\\x{11F03}\\x{11F34}-\\x{11F35}"
+     "\\x{11F3E}-\\x{11F3F}\\x{11F41}\\x{1612A}-\\x{1612C}"},
+    {"Me", ""},
+    {"Nl", ""},
+    {"No",
+     "\\x{1D2C0}-\\x{1D2D3}"},
+    {"Pc", ""},
+    {"Pd",
+     "\\x{10D6E}"},
+    {"Pe", ""},
+    {"Pf", ""},
+    {"Pi", ""},
+    {"Po",
+     "\\x{1B4E}-\\x{1B4F}\\x{1B7F}\\x{113D4}-\\x{113D5}\\x{113D7}-\\x{113D8}"
+     "\\x{11B00}-\\x{11B09}\\x{11BE1}\\x{11F43}-\\x{11F4F}\\x{16D6D}-\\x{16D6F}\\x{1E5FF}"},
+    {"Ps", ""},
+    {"Sc", ""},
+    {"Sk", ""},
+    {"Sm",
+     "\\x{10D8E}-\\x{10D8F}"},
+    {"So",
+     "\\x{2427}-\\x{2429}\\x{2FFC}-\\x{2FFF}\\x{31E4}-\\x{31E5}\\x{31EF}"
+     "\\x{1CC00}-\\x{1CCEF}\\x{1CD00}-\\x{1CEB3}\\x{1F6DC}\\x{1F774}-\\x{1F776}"
+     "\\x{1F77B}-\\x{1F77F}\\x{1F7D9}\\x{1F8B2}-\\x{1F8BB}\\x{1F8C0}-\\x{1F8C1}"
+     "\\x{1FA75}-\\x{1FA77}\\x{1FA87}-\\x{1FA89}\\x{1FA8F}\\x{1FAAD}-\\x{1FAAF}"
+     "\\x{1FABB}-\\x{1FABF}\\x{1FAC6}\\x{1FACE}-\\x{1FACF}\\x{1FADA}-\\x{1FADC}\\x{1FADF}"
+     "\\x{1FAE8}-\\x{1FAE9}\\x{1FAF7}-\\x{1FAF8}\\x{1FBCB}-\\x{1FBEF}"},
+    {"Zl", ""},
+    {"Zp", ""},
+    {"Zs", ""},
+    {"Arabic",
+     "\\x{897}\\x{10EC2}-\\x{10EC4}\\x{10EFC}-\\x{10EFF}"},
+    {"Armenian", ""},
+    {"Bengali", ""},
+    {"Cyrillic",
+     "\\x{1C89}-\\x{1C8A}\\x{1E030}-\\x{1E06D}\\x{1E08F}"},
+    {"Devanagari",
+     "\\x{11B00}-\\x{11B09}"},
+    {"Ethiopic", ""},
+    {"Georgian", ""},
+    {"Greek", ""},
+    {"Gujarati", ""},
+    {"Gurmukhi", ""},
+    {"Han",
+     "\\x{2B739}\\x{2EBF0}-\\x{2EE5D}\\x{31350}-\\x{323AF}"},
+    {"Hangul", ""},
+    {"Hebrew", ""},
+    {"Hiragana",
+     "\\x{1B132}"},
+    {"Kannada",
+     "\\x{CF3}"},
+    {"Katakana",
+     "\\x{1B155}"},
+    {"Khmer", ""},
+    {"Lao",
+     "\\x{ECE}"},
+    {"Latin",
+     "\\x{A7CB}-\\x{A7CD}\\x{A7DA}-\\x{A7DC}\\x{1DF25}-\\x{1DF2A}"},
+    {"Malayalam", ""},
+    {"Mongolian", ""},
+    {"Myanmar",
+     "\\x{116D0}-\\x{116E3}"},
+    {"Oriya", ""},
+    {"Sinhala", ""},
+    {"Tamil", ""},
+    {"Telugu", ""},
+    {"Thai", ""},
+    {"Tibetan", ""},
+    {"Common",
+     "\\x{2427}-\\x{2429}\\x{2FFC}-\\x{2FFF}\\x{31E4}-\\x{31E5}\\x{31EF}"
+     "\\x{1CC00}-\\x{1CCF9}\\x{1CD00}-\\x{1CEB3}\\x{1D2C0}-\\x{1D2D3}\\x{1F6DC}"
+     "\\x{1F774}-\\x{1F776}\\x{1F77B}-\\x{1F77F}\\x{1F7D9}\\x{1F8B2}-\\x{1F8BB}"
+     "\\x{1F8C0}-\\x{1F8C1}\\x{1FA75}-\\x{1FA77}\\x{1FA87}-\\x{1FA89}\\x{1FA8F}"
+     "\\x{1FAAD}-\\x{1FAAF}\\x{1FABB}-\\x{1FABF}\\x{1FAC6}\\x{1FACE}-\\x{1FACF}"
+     "\\x{1FADA}-\\x{1FADC}\\x{1FADF}\\x{1FAE8}-\\x{1FAE9}\\x{1FAF7}-\\x{1FAF8}"
+     "\\x{1FBCB}-\\x{1FBEF}"},
+    {"Inherited", ""},
+    {"Bopomofo", ""},
     {"w",
      "\\x{897}\\x{CF3}\\x{ECE}\\x{1C89}-\\x{1C8A}\\x{A7CB}-\\x{A7CD}\\x{A7DA}-\\x{A7DC}"
      "\\x{105C0}-\\x{105F3}\\x{10D40}-\\x{10D65}\\x{10D69}-\\x{10D6D}\\x{10D6F}-\\x{10D85}"
@@ -105,23 +189,12 @@ constexpr const char* kHexDigits = "0-9A-Fa-f";
 constexpr uint32_t kLeadBytes = 1u << 0 | 1u << 1 | 1u << 10;
 constexpr uint32_t kLeadBytesOfSymbols = 1u << 2 | 1u << 3;
 
-constexpr std::string_view kCategories[] = {
-    "C",  "Cc", "Cf", "Cn", "Co", "Cs", "Lt", "Mc", "Me", "Nl", "No", "Pc", "Pd",
-    "Pe", "Pf", "Pi", "Po", "Ps", "Sc", "Sk", "Sm", "So", "Z",  "Zl", "Zp", "Zs",
-    "L",  "Lu", "Ll", "Lm", "Lo", "M",  "Mn", "N",  "Nd", "P",  "S"};
-
+// What Oniguruma has in a property beyond PCRE2; nullptr for properties that were not compared.
 const char* added_to(std::string_view name) {
   for (const Property& property : kProperties) {
     if (property.name == name) return property.added;
   }
-  return "";
-}
-
-bool is_one_of(std::string_view name, std::span<const std::string_view> names) {
-  for (const std::string_view candidate : names) {
-    if (candidate == name) return true;
-  }
-  return false;
+  return nullptr;
 }
 
 enum class Place { kOutside, kInClass };
@@ -207,12 +280,13 @@ class Translator {
       negated = !negated;
       name.erase(0, 1);
     }
+    if (added_to(name) == nullptr || name == "w") refuse("\\p{" + name + "}");
     const std::string added = added_to(name);
-    // Only categories and scripts mean the same in both engines.
-    const std::string in_pcre2 = is_one_of(name, kCategories) ? name : "sc:" + name;
+    // Longer names are scripts.
+    const std::string in_pcre2 = name.size() <= 2 ? name : "sc:" + name;
     at_ = end + 1;
     out_.lead_bytes |= kLeadBytes;
-    if (name == "S") out_.lead_bytes |= kLeadBytesOfSymbols;
+    if (name == "S" || name == "So" || name == "Common") out_.lead_bytes |= kLeadBytesOfSymbols;
     if (place == Place::kInClass) {
       if (negated && !added.empty()) refuse("\\P{" + name + "} inside of [...]");
       both(cat(negated ? "\\P{" : "\\p{", in_pcre2, "}"));
