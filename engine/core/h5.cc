@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/core/error.h"
+#include "engine/core/file.h"
 #include "engine/core/strings.h"
 
 namespace galley {
@@ -116,7 +117,11 @@ H5File H5File::create(const std::string& path_, uint64_t user_block_bytes) {
 H5File H5File::open(const std::string& path_) {
   prepare_library();
   const Handle access(access_without_locks(path_), H5Pclose);
-  return H5File(path_, GALLEY_H5_READ(H5Fopen(path_.c_str(), H5F_ACC_RDONLY, access.get())));
+  const hid_t id = H5Fopen(path_.c_str(), H5F_ACC_RDONLY, access.get());
+  // A file that its writer removed meanwhile is missing, whatever call noticed it.
+  if (id < 0)
+    fail(path_, "H5Fopen", path_exists(path_) ? Reason::kBadCheckpoint : Reason::kMissingPath);
+  return H5File(path_, id);
 }
 
 H5File::~H5File() {

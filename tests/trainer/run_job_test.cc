@@ -16,6 +16,7 @@
 #include "engine/core/error.h"
 #include "engine/core/strings.h"
 #include "engine/model/adapter_file.h"
+#include "engine/model/memory_plan.h"
 #include "tests/trainer/toy_job.h"
 #include "trainer/checkpoint.h"
 #include "trainer/data_order.h"
@@ -111,6 +112,17 @@ TEST(RunJob, planned_bytes_are_checked) {
   EXPECT_EQ(reason_of(job), Reason::kInternal);
   job.assignment.planned_bytes = bytes;
   EXPECT_EQ(reason_of(job), Reason::kOk);
+  // The plan itself, as the predictor makes it.
+  const auto config = model::read_model_config(job.assignment.spec.model);
+  const text::TokenFile tokens = text::TokenFile::open(job.assignment.token_file);
+  model::MemorySettings settings;
+  settings.linears = model::adapted_linears(config, job.assignment.spec.lora);
+  settings.micro_batch_tokens = job.assignment.micro_batch_tokens;
+  settings.micro_batch_rows = job.assignment.spec.global_batch;
+  settings.max_position = static_cast<int64_t>(tokens.summary().longest);
+  settings.dropout = true;
+  const auto traits = device::host_device_traits({.capacity_bytes = job.assignment.capacity_bytes});
+  EXPECT_EQ(model::memory_plan(config, {}, {}, settings, traits).total_bytes(), bytes);
   job = make_toy_job("small");
   job.assignment.capacity_bytes = bytes - 1;
   EXPECT_EQ(reason_of(job), Reason::kOutOfMemory);
