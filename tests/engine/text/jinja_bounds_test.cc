@@ -153,7 +153,7 @@ TEST(JinjaBounds, deep_sources_are_refused) {
     const std::string failure = failure_of("{{ " + repeated(open, 20000));
     EXPECT_NE(failure.find("nested deeper"), std::string::npos) << open << ": " << failure;
   }
-  for (const std::string link : {" + 1", " or 0", "|abs", ".a", "[0]", " is none", "()"}) {
+  for (const std::string link : {" + 1", " or 0", "|abs", ".a", "[0]", "()"}) {
     const std::string failure = failure_of("{{ 1" + repeated(link, 20000) + " }}");
     EXPECT_NE(failure.find("nested deeper"), std::string::npos) << link << ": " << failure;
   }
