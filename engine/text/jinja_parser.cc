@@ -208,8 +208,7 @@ ExprPtr Parser::product() {
   return left;
 }
 
-// Jinja's grammar makes ** group from the left, but the Python code that Jinja generates for it
-// is "(a ** b) ** c" as well.
+// Groups from the left, unlike Python: 2 ** 3 ** 2 is 64.
 ExprPtr Parser::power() {
   ExprPtr left = unary(Filters::kAllowed);
   while (is_operator("**")) {
@@ -434,7 +433,6 @@ ExprPtr Parser::test(ExprPtr operand) {
              is_operator("[") || is_operator("{") ||
              (is(Token::Kind::kName) && !is_name("else") && !is_name("or") && !is_name("and"))) {
     if (is_name("is")) fail("You cannot chain multiple tests with is");
-    // Also reached by `x is defined if ...`, whose `if` would be taken for a variable.
     ExprPtr argument = postfix(primary());
     made->depth = std::max(made->depth, argument->depth + 1);
     made->arguments.positional.push_back(std::move(argument));

@@ -94,8 +94,8 @@ TEST(JinjaBounds, doubling_texts_and_lists_ends) {
       "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
       "{% endfor %}";
   for (const std::string use : {"{{ ns.x }}", "{{ ns.x|tojson }}", "{{ ns.x|string|length }}",
-                                 "{{ ns.x == ns.x ~ '' or ns.x == [ns.x[0], ns.x[1]] }}",
-                                 "{{ [ns.x, ns.x]|sort }}", "{{ ns.x|tojson(indent=9) }}"}) {
+                                "{{ ns.x == ns.x ~ '' or ns.x == [ns.x[0], ns.x[1]] }}",
+                                "{{ [ns.x, ns.x]|sort }}", "{{ ns.x|tojson(indent=9) }}"}) {
     const std::string failure = failure_of(shared + use);
     EXPECT_TRUE(failure.find("more than") != std::string::npos) << use << ": " << failure;
   }
