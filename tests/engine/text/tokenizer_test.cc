@@ -517,5 +517,20 @@ TEST(TokenizerHostile, long_runs_are_quick_enough_and_exact) {
   }
 }
 
+// A match too deep for the stack of compiled patterns goes on in the interpreter.
+TEST(TokenizerHostile, deep_matches_fall_back_to_the_interpreter) {
+  Json file = byte_level_file({});
+  file.set("pre_tokenizer", parse(R"({"type": "Split", "behavior": "Removed", "invert": true,
+    "pattern": {"Regex": "(?:a|b)+c"}})"));
+  const Tokenizer tokenizer = make(file);
+  std::string text = "xy";
+  for (int i = 0; i < 50000; ++i) text += "ab";
+  text += "cz";
+  const Encoding encoding = tokenizer.encode(text);
+  ASSERT_EQ(encoding.ids.size(), 100001u);
+  EXPECT_EQ(encoding.begin.front(), 2u);
+  EXPECT_EQ(encoding.end.back(), text.size() - 1);
+}
+
 }  // namespace
 }  // namespace galley::text
