@@ -27,9 +27,13 @@ namespace galley::launcher {
 namespace {
 
 constexpr int kPollMs = 100;
-constexpr double kHangSeconds = 15;       // mpirun's time after the last word of the run
-constexpr double kImpatientSeconds = 10;  // a run's time after the second signal
-constexpr double kKillSeconds = 25;       // from TERM to KILL: mpirun's own steps take 20
+constexpr double kHangSeconds = 15;  // mpirun's time after the last word of the run
+// The same when the code is not 0: mpirun then waits for both of its kill timers (20 s) although
+// every rank has left.
+constexpr double kHangNonZeroSeconds = 3;
+constexpr double kImpatientSeconds = 10;   // a run's time after the second signal
+constexpr double kInterruptSeconds = 0.3;  // between two INT
+constexpr double kKillSeconds = 5;         // from the second INT to KILL
 constexpr double kSummarySeconds = 60;
 
 /// Starts mpirun in its own process group (the terminal's ^C is for launch), stderr into a pipe.
@@ -230,8 +234,8 @@ class Launch {
       if (!line.empty() && line.back() == '\r') line.pop_back();
       if (const std::optional<Json> record = parse_launch_record(line)) {
         on_record(*record);
-      } else {
-        display_.line(line);
+      } else if (!code_) {
+        display_.line(line);  // after the end mpirun only complains of the exit code
       }
     }
     pending_.erase(0, start);
@@ -251,18 +255,22 @@ class Launch {
       code_ = static_cast<int>(record.get_int("code"));
       ended_at_ = monotonic_now();
     }
+    if (event == "goodbye") goodbye_at_ = monotonic_now();
   }
 
-  /// An mpirun that does not come back is ended.
+  /// An mpirun that does not come back is ended: a second INT makes it kill what is left at once.
   void hurry() {
     const double now = monotonic_now();
-    const bool hangs = ended_at_ >= 0 && now - ended_at_ > kHangSeconds;
+    const double patience = code_.value_or(0) == 0 ? kHangSeconds : kHangNonZeroSeconds;
+    const bool hangs = goodbye_at_ >= 0 && now - goodbye_at_ > patience;
+    const bool stuck = ended_at_ >= 0 && now - ended_at_ > kHangSeconds;
     const bool impatient = impatient_since_ >= 0 && now - impatient_since_ > kImpatientSeconds;
-    if (!hangs && !impatient) return;
-    if (terminated_at_ < 0) {
-      terminated_at_ = now;
-      mpirun_->kill(SIGTERM);
-    } else if (now - terminated_at_ > kKillSeconds) {
+    if (!hangs && !stuck && !impatient) return;
+    if (interrupts_ < 2 && now - interrupted_at_ > kInterruptSeconds) {
+      ++interrupts_;
+      interrupted_at_ = now;
+      mpirun_->kill(SIGINT);
+    } else if (now - interrupted_at_ > kKillSeconds) {
       mpirun_->kill(SIGKILL);
     }
   }
@@ -300,7 +308,9 @@ class Launch {
   bool listening_ = false;  // the run has MPI up and reads signals
   int signals_taken_ = 0, signals_passed_ = 0;
   std::optional<int> code_;  // told by the run
-  double ended_at_ = -1, impatient_since_ = -1, terminated_at_ = -1;
+  double ended_at_ = -1, goodbye_at_ = -1, impatient_since_ = -1;
+  int interrupts_ = 0;
+  double interrupted_at_ = -1;
 };
 
 }  // namespace
