@@ -126,6 +126,13 @@ void Bench::linears() {
         weights.push_back({kind, &arena, bytes * static_cast<uint64_t>(i), s.out, s.in, nullptr});
         ops.linear->pack_weight(weights.back(), DType::kF32, plain.data(), 0, s.out);
       }
+      const std::string kind_name = kind == WeightKind::kF32 ? " f32" : " bf16";
+      line(std::string("pack_weight ") + s.name + kind_name + " from F32", 0,
+           4.0 * static_cast<double>(s.out * s.in),
+           [&] { ops.linear->pack_weight(weights[0], DType::kF32, plain.data(), 0, s.out); });
+      line(std::string("pack_weight ") + s.name + kind_name + " from BF16", 0,
+           2.0 * static_cast<double>(s.out * s.in),
+           [&] { ops.linear->pack_weight(weights[0], DType::kBf16, plain.data(), 0, s.out); });
       const Buffer x = floats(1024 * (s.in + 16)), y = floats(1024 * (s.out + 16));
       for (const int64_t m : {1, 8, 64, 512, 1024}) {
         if (s.copies == 1 && m == 1024) continue;
