@@ -154,6 +154,7 @@ void seal(const std::string& path) {
   const Block block = make_block(hash, bytes);
   const FileDescriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!fd.valid()) throw_errno("open", path, errno);
+  if (::fchmod(fd.get(), 0600) != 0) throw_errno("change the mode of", path, errno);
   if (::pwrite(fd.get(), &block, sizeof block, 0) != static_cast<ssize_t>(sizeof block)) {
     throw_errno("write", path, errno);
   }

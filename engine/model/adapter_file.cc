@@ -131,25 +131,36 @@ std::vector<float> read_values(const std::string& path, const SafetensorsFile& f
   return values;
 }
 
-/// Target entries that match nothing here are dropped when the tensors fit without them: PEFT
-/// folders often list the names of several architectures.
-void drop_foreign_targets(const ModelConfig& config, LoraSettings* settings) {
-  const auto foreign = [&](const std::string& target) {
-    LoraSettings one;
-    one.rank = 1;
-    one.targets = {target};
-    try {
-      adapted_linears(config, one);
-      return false;
-    } catch (const Error& error) {
-      return error.reason() == Reason::kBadConfig;
-    }
-  };
-  std::vector<std::string> kept;
-  for (const std::string& target : settings->targets) {
-    if (!foreign(target)) kept.push_back(target);
+/// True when settings with this change alone are refused as a mistake in a job file.
+template <typename Change>
+bool is_foreign(const ModelConfig& config, const Change& change) {
+  LoraSettings one;
+  one.rank = 1;
+  change(&one);
+  try {
+    adapted_linears(config, one);
+    return false;
+  } catch (const Error& error) {
+    return error.reason() == Reason::kBadConfig;
   }
-  if (!kept.empty()) settings->targets = std::move(kept);
+}
+
+/// Targets and patterns that match nothing here are dropped: PEFT folders often list the names of
+/// several architectures. The tensors decide whether the rest is all that was trained.
+void drop_foreign_names(const ModelConfig& config, LoraSettings* settings) {
+  std::vector<std::string> targets;
+  for (const std::string& target : settings->targets) {
+    if (!is_foreign(config, [&](LoraSettings* one) { one->targets = {target}; })) {
+      targets.push_back(target);
+    }
+  }
+  if (!targets.empty()) settings->targets = std::move(targets);
+  std::erase_if(settings->rank_pattern, [&](const auto& row) {
+    return is_foreign(config, [&](LoraSettings* one) { one->rank_pattern = {{row.first, 1}}; });
+  });
+  std::erase_if(settings->alpha_pattern, [&](const auto& row) {
+    return is_foreign(config, [&](LoraSettings* one) { one->alpha_pattern = {{row.first, 1.0}}; });
+  });
 }
 
 void check_finite(const Adapter& adapter, const std::vector<TrainableTensor>& tensors) {
@@ -200,7 +211,7 @@ Adapter read_adapter(const std::string& folder, const ModelConfig& config) {
                                         Reason::kBadCheckpoint);
   Adapter adapter;
   adapter.settings = parse_adapter_config(json, config_path, &adapter.base_model);
-  drop_foreign_targets(config, &adapter.settings);
+  drop_foreign_names(config, &adapter.settings);
   adapter.linears = linears_of(folder, config, adapter.settings);
   const std::vector<TrainableTensor> tensors = trainable_tensors(adapter.linears);
   const std::string path = path_join(folder, kTensorsName);

@@ -112,6 +112,25 @@ void check_target(const ModelConfig& config, const std::string& target) {
           hint.empty() ? "; targets are " + join(projection_names(), ", ") : ""));
 }
 
+/// The same for the keys of rank_pattern and alpha_pattern.
+template <typename Value>
+void check_patterns(const ModelConfig& config, const char* name,
+                    const std::vector<std::pair<std::string, Value>>& rows) {
+  for (const auto& [key, unused] : rows) {
+    const ModulePattern pattern(key, ModulePattern::Extent::kPathEnd);
+    bool used = false;
+    for (int64_t layer = 0; layer < config.num_layers && !used; ++layer) {
+      for (int i = 0; i < kNumProjections && !used; ++i) {
+        used = pattern.matches(module_path(layer, static_cast<Projection>(i)));
+      }
+    }
+    if (!used) {
+      bad(cat(name, " \"", key, "\" matches no linear of ", config.architecture,
+              did_you_mean(key, projection_names())));
+    }
+  }
+}
+
 void check_rank(const AdaptedLinear& linear) {
   if (linear.rank < 1 || linear.rank > std::min(linear.in, linear.out)) {
     bad(cat("lora rank ", linear.rank, " does not suit ",
@@ -133,6 +152,8 @@ std::vector<AdaptedLinear> adapted_linears(const ModelConfig& config,
                                            const LoraSettings& settings) {
   check_settings(config, settings);
   for (const std::string& target : settings.targets) check_target(config, target);
+  check_patterns(config, "rank_pattern", settings.rank_pattern);
+  check_patterns(config, "alpha_pattern", settings.alpha_pattern);
   const Selection selection(settings);
   const PatternTable<int64_t> ranks(settings.rank_pattern);
   const PatternTable<double> alphas(settings.alpha_pattern);

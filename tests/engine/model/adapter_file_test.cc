@@ -233,6 +233,7 @@ TEST_F(AdapterFile, targets_as_all_linear_pattern_or_foreign_names) {
     } else {
       json.set("target_modules", targets);
     }
+    json.set("rank_pattern", Json::object().set("c_attn", 9));
     write_config(json);
     EXPECT_EQ(read_adapter(folder_, toy()).linears.size(), 14u) << targets.dump();
   }

@@ -77,7 +77,6 @@ TEST(Lora, patterns_in_the_way_of_peft) {
   LoraSettings settings{.rank = 4, .alpha = 8};
   settings.rank_pattern = {{"layers.1.mlp.down_proj", 2},
                            {"^model.layers.0.self_attn.v_proj", 6},
-                           {"proj", 16},
                            {"q_proj", 8},
                            {"self_attn.q_proj", 3}};
   settings.alpha_pattern = {{"down_proj", 5}, {R"(layers\.0\.mlp\.(up|gate)_proj)", 24}};
@@ -90,6 +89,17 @@ TEST(Lora, patterns_in_the_way_of_peft) {
   EXPECT_EQ(linear(linears, 0, Projection::kQ).rank, 8);  // the first key that matches
   EXPECT_DOUBLE_EQ(linear(linears, 0, Projection::kUp).scaling, 6.0);
   EXPECT_DOUBLE_EQ(linear(linears, 1, Projection::kUp).scaling, 2.0);
+}
+
+TEST(Lora, pattern_keys_that_match_nothing_are_mistakes) {
+  LoraSettings settings{.rank = 4};
+  settings.rank_pattern = {{"v_porj", 2}};
+  EXPECT_EQ(refusal(settings).first, Reason::kBadConfig);
+  EXPECT_NE(refusal(settings).second.find("v_proj"), std::string::npos);
+  settings.rank_pattern = {{"layers.[01].self_attn.v_proj", 2}};
+  EXPECT_EQ(refusal(settings).first, Reason::kOk);
+  settings.alpha_pattern = {{"roj", 2.0}};
+  EXPECT_EQ(refusal(settings).first, Reason::kBadConfig);
 }
 
 TEST(Lora, targets_excludes_layers) {
