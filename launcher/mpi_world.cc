@@ -1,45 +1,27 @@
 #include "launcher/mpi_world.h"
 
-#include <dlfcn.h>
 #include <unistd.h>
 
-#include <vector>
-
 #include "engine/core/error.h"
-#include "engine/core/file.h"
+#include "engine/core/shared_library.h"
 #include "engine/core/strings.h"
 #include "launcher/mpi/mpi_library.h"
-#include "launcher/process.h"
 
 namespace galley::launcher {
 namespace {
 
 constexpr unsigned kInitSeconds =
     60;  // a rank that dies inside MPI_Init may leave the others there
-constexpr const char* kLibrary = "libgalley_mpi.so";
 
 const GalleyMpiFunctions* open_library() {
-  const std::string folder = path_directory(own_executable());
-  std::vector<std::string> tried;
-  for (const char* place : {"", "lib", "../lib"}) {
-    const std::string path = path_join(path_join(folder, place), kLibrary);
-    tried.push_back(path);
-    if (!path_exists(path)) continue;
-    // Global: the MPI library's own plugins look for its symbols in the program.
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-    if (library == nullptr) {
-      throw Error(Reason::kInternal, cat("cannot load ", path, ": ", dlerror(),
-                                         "; is Open MPI's run-time installed on this node?"));
-    }
-    using Entry = const GalleyMpiFunctions* (*)();
-    const auto entry = reinterpret_cast<Entry>(dlsym(library, "galley_mpi_functions"));
-    if (entry == nullptr || entry()->interface_version != kGalleyMpiInterface) {
-      throw Error(Reason::kInternal, cat(path, " belongs to another version of galley"));
-    }
-    return entry();
+  // Global: the MPI library's own plugins look for its symbols in the program.
+  const SharedLibrary library = SharedLibrary::open("libgalley_mpi.so", LibrarySymbols::kGlobal);
+  using Entry = const GalleyMpiFunctions* (*)();
+  const GalleyMpiFunctions* functions = library.function<Entry>("galley_mpi_functions")();
+  if (functions->interface_version != kGalleyMpiInterface) {
+    throw Error(Reason::kInternal, cat(library.path(), " belongs to another version of galley"));
   }
-  throw Error(Reason::kInternal,
-              cat("cannot find galley's MPI library; looked for ", join(tried, ", ")));
+  return functions;
 }
 
 class OpenWorld : public MpiWorld {

@@ -13,8 +13,8 @@ namespace galley::launcher {
 
 class MpiWorld : public Channel {
  public:
-  /// Opens the library beside the program (or in ./lib, ../lib) and initialises MPI under an alarm
-  /// of 60 s. Error(kInternal) when the library is missing or MPI cannot start.
+  /// Opens the library (engine/core/shared_library.h) and initialises MPI under an alarm of 60 s.
+  /// Error(kInternal) when the library is missing or MPI cannot start.
   static std::unique_ptr<MpiWorld> open();
   /// The library and its version ("Open MPI v4.1.4, ...").
   virtual std::string version() const = 0;

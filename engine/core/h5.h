@@ -1,5 +1,6 @@
-// HDF5 files: handles that close themselves and one checked call each. The only home of the
-// library.
+// HDF5 files: handles that close themselves and one checked call each. The library's only home is
+// h5/, a shared library of our own that is opened at the first call of this class: a program that
+// touches no checkpoint never loads HDF5.
 //
 // Files are never locked (the property is set in code): a file has one writer, readers come after
 // its rename. An Error carries the library's own error stack and the Reason of the errno in it, so
