@@ -559,6 +559,10 @@ std::vector<JobRow> Coordinator::table(double now) const {
     row.seconds_left = seconds_left(job, now);
     row.totals = job.given.totals;
     row.reason = job.reason_text;
+    row.place = job.given.place;
+    row.predicted_bytes = job.given.predicted_bytes;
+    row.low_bytes = job.given.low_bytes;
+    row.high_bytes = job.given.high_bytes;
     if (!job.assignment.gpus.empty()) {
       const placement::GpuIndex gpu = job.assignment.gpus.front();
       const predictor::Prediction& prediction = job.assignment.candidate.prediction;

@@ -62,6 +62,9 @@ struct CoordinatorJob {
   int64_t checkpoint_step = -1;  // newest valid checkpoint; -1: none
   JobTotals totals;
   trainer::JobProgress last;  // of an earlier run
+  // Of the last attempt of an earlier run, for the tables:
+  std::string place;
+  uint64_t predicted_bytes = 0, low_bytes = 0, high_bytes = 0;
 };
 
 /// One line of the table that people see.

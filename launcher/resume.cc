@@ -18,7 +18,16 @@ void take_record(const Json& record, CoordinatorJob* job) {
   totals.tokens = std::max(totals.tokens, record.get_int("tokens"));
   totals.peak_bytes =
       std::max(totals.peak_bytes, static_cast<uint64_t>(record.get_int("peak_bytes")));
-  if (what == "job-assigned") job->finished = false;
+  if (what == "job-assigned") {
+    job->finished = false;
+    const Json& placement = record.at("placement");
+    if (const Json* names = placement.find("gpu_names"); names != nullptr && names->is_array()) {
+      job->place = names->as_array().front().as_string() + " " + placement.get_string("gpu_type");
+    }
+    job->predicted_bytes = static_cast<uint64_t>(placement.get_int("predicted_bytes"));
+    job->low_bytes = static_cast<uint64_t>(placement.get_int("low_bytes"));
+    job->high_bytes = static_cast<uint64_t>(placement.get_int("high_bytes"));
+  }
   if (what == "job-finished") {
     job->finished = true;
     job->last = progress_from_json(record.at("progress"));

@@ -300,6 +300,7 @@ TEST_F(CoordinatorTest, attempts_go_on_from_the_journal) {
 TEST_F(CoordinatorTest, pain_P124_stops_before_the_wall_time_by_the_measured_save_time) {
   CoordinatorSettings settings;
   settings.end_at = now_ + 100;
+  settings.agent_silent_s = 1000;
   start({job_of("a", 3), job_of("c", 6), job_of("d", 7)}, settings);
   tell(2, news("job-checkpointed", "a", 1).set("step", 1).set("seconds", 8.0));
   coordinator_->tick(now_ + 70);

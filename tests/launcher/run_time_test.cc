@@ -121,7 +121,7 @@ TEST_F(RequeueTest, code_of_the_record_or_75) {
 
 TEST_F(RequeueTest, pain_P123_stops_after_three_starts_without_a_new_step) {
   const RunDirectory directory{folder_};
-  const Environment environment({{"SLURM_JOB_ID", "7"}});
+  const Environment environment(std::map<std::string, std::string>{{"SLURM_JOB_ID", "7"}});
   int asked = 0;
   const auto requeue = [&] {
     return requeue_run(directory, environment, 3, [&](const std::string&) {
@@ -140,7 +140,7 @@ TEST_F(RequeueTest, pain_P123_stops_after_three_starts_without_a_new_step) {
 }
 
 TEST_F(RequeueTest, pain_P122_without_scontrol_only_the_code_remains) {
-  const Environment environment({{"SLURM_JOB_ID", "7"}});
+  const Environment environment(std::map<std::string, std::string>{{"SLURM_JOB_ID", "7"}});
   const RequeueResult result =
       requeue_run({folder_}, environment, 3, [](const std::string&) { return std::nullopt; });
   EXPECT_FALSE(result.requeued);
@@ -151,7 +151,11 @@ TEST_F(RequeueTest, totals_and_finished_jobs_come_from_the_journal) {
   const auto prepared = testing::fake_prepared_job("a", 5, 1, 1);
   const std::vector<Json> journal = {
       Json::object().set("record", "run-started"),
-      Json::object().set("record", "job-assigned").set("job", "a").set("attempt", 3),
+      Json::object()
+          .set("record", "job-assigned")
+          .set("job", "a")
+          .set("attempt", 3)
+          .set("placement", Json::object().set("predicted_bytes", 77)),
       Json::object()
           .set("record", "job-finished")
           .set("job", "a")
@@ -170,6 +174,7 @@ TEST_F(RequeueTest, totals_and_finished_jobs_come_from_the_journal) {
   EXPECT_TRUE(jobs(true)[0].finished);
   EXPECT_EQ(jobs(true)[0].totals.attempts, 3);
   EXPECT_DOUBLE_EQ(jobs(true)[0].totals.gpu_seconds, 12.5);
+  EXPECT_EQ(jobs(true)[0].predicted_bytes, 77u);
   EXPECT_FALSE(jobs(false)[0].finished);  // its adapter is gone: it is done again
 }
 
