@@ -272,6 +272,41 @@ TEST(TrainNetworkTest, rows_do_not_see_each_other) {
   EXPECT_NEAR(both, one, 1e-6 * one);
 }
 
+TEST(TrainNetworkTest, pain_P145_positions_restart_in_every_row) {
+  Rig rig;
+  const ModelConfig config = small_config({});
+  const SmallWeights values(config, 7);
+  const auto weights = rig.load(config, values);
+  const auto linears = adapt(config, {}, {});
+  const Batch batch = random_batch({20, 13, 20}, config.vocab_size, 3);
+  model::MemorySettings settings = settings_for(linears, train_step(batch));
+  settings.max_position =
+      20;  // of a row: positions that ran on over the pack would leave the table
+  const auto network = make(rig, config, *weights, settings, random_parameters(linears, 11));
+  double separate = 0;
+  for (size_t row = 0; row < 3; ++row)
+    separate += network->loss_only(train_step(batch, row, row + 1));
+  EXPECT_NEAR(network->loss_only(train_step(batch)), separate, 1e-6 * separate);
+  EXPECT_THROW(network->loss_only(train_step(random_batch({21}, config.vocab_size, 3))), Error);
+}
+
+TEST(TrainNetworkTest, pain_P146_the_second_copy_of_a_row_is_no_easier) {
+  Rig rig;
+  const ModelConfig config = small_config({});
+  const SmallWeights values(config, 7);
+  const auto weights = rig.load(config, values);
+  const auto linears = adapt(config, {}, {});
+  Batch batch = random_batch({25, 25}, config.vocab_size, 3);
+  batch.rows[1] = batch.rows[0];
+  const std::vector<bool> targets = batch.is_target[0], none(25, false);
+  const auto network = make(rig, config, *weights, settings_for(linears, train_step(batch)),
+                            random_parameters(linears, 11));
+  batch.is_target = {targets, none};
+  const double first = network->loss_only(train_step(batch));
+  batch.is_target = {none, targets};
+  EXPECT_NEAR(network->loss_only(train_step(batch)), first, 1e-6 * first);
+}
+
 TEST(TrainNetworkTest, loss_only_equals_the_loss_of_a_step_and_leaves_gradients) {
   Rig rig;
   const ModelConfig config = small_config({});
