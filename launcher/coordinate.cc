@@ -399,8 +399,11 @@ class Driver {
     } catch (const Error& error) {
       line(LogLevel::kError, "", error.what());
     }
-    record(Json::object().set("event", "summary"));
     const std::string table = summary_table(rows, directory_.path);
+    if (options_.events == EventOutput::kForLaunch) {
+      record(Json::object().set("event", "summary").set("text", table));
+      return;
+    }
     std::fwrite(table.data(), 1, table.size(), stdout);
     std::fflush(stdout);
   }

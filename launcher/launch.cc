@@ -250,7 +250,12 @@ class Launch {
           event_line(wall_clock_now(), record.get_string("job"), record.get_string("text")));
     }
     if (event == "job") display_.row(job_row_from_json(record.at("row")));
-    if (event == "summary") display_.end();
+    if (event == "summary") {
+      display_.end();  // or the bars would take its lines away
+      const std::string text = record.get_string("text");
+      std::fwrite(text.data(), 1, text.size(), stdout);
+      std::fflush(stdout);
+    }
     if (event == "end") {
       code_ = static_cast<int>(record.get_int("code"));
       ended_at_ = monotonic_now();

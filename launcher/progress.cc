@@ -159,15 +159,15 @@ std::optional<Json> parse_launch_record(std::string_view line) {
 }
 
 std::string bar_line(const JobRow& row, int columns, Colour colour) {
-  constexpr int kBarCells = 20;
   const trainer::JobProgress& progress = row.progress;
+  const int cells = columns < 110 ? 10 : 20;
   double done = 0;
   if (progress.total_steps > 0) {
     done = static_cast<double>(progress.step) / static_cast<double>(progress.total_steps);
   }
-  const int filled = std::clamp(static_cast<int>(done * kBarCells), 0, kBarCells);
+  const int filled = std::clamp(static_cast<int>(done * cells), 0, cells);
   const std::string bar = std::string(static_cast<size_t>(filled), '#') +
-                          std::string(static_cast<size_t>(kBarCells - filled), '.');
+                          std::string(static_cast<size_t>(cells - filled), '.');
   std::string text = format("%-12s [%s] ", row.name.c_str(), bar.c_str()) + progress_text(row);
   if (columns > 1 && text.size() >= static_cast<size_t>(columns)) {
     text.resize(static_cast<size_t>(columns) - 1);
