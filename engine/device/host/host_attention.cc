@@ -9,6 +9,9 @@ namespace {
 
 static_assert(kAttentionMaxHeadDim == 256, "the checked wrapper promises heads of up to 256");
 
+// Multiply-adds below which waking a thread costs more than it brings.
+constexpr int64_t kSmallWork = 100'000;
+
 struct Operands {
   const AttentionShape* shape;
   std::span<const AttentionItem> items;
@@ -118,6 +121,18 @@ class HostAttentionOps final : public AttentionOps {
 
  private:
   using Kernel = void (*)(const AttentionTask&, float*);
+  /// body(thread) on all threads, or on the caller alone when there is little to do.
+  template <typename Body>
+  void run(const Operands& x, const Body& body) const {
+    int64_t work = 0;
+    for (const AttentionItem& item : x.items) work += item.num_queries * item.num_keys;
+    work *= x.shape->num_heads * x.shape->head_dim;
+    if (work < kSmallWork) {
+      body(0);
+    } else {
+      runtime_.pool->run(body);
+    }
+  }
   /// A task is one block of query rows of one group of heads; the long ones of an item come first.
   void query_tasks(const Operands& x, Kernel kernel) const;
   /// A task is `keys` keys of one key/value head of one item, and all query rows that see them.
@@ -130,7 +145,7 @@ void HostAttentionOps::query_tasks(const Operands& x, Kernel kernel) const {
   const Blocking blocking(*x.shape);
   const int64_t columns = x.shape->num_kv_heads * blocking.chunks;
   std::atomic<int64_t> next{0};
-  runtime_.pool->run([&](int thread) {
+  run(x, [&](int thread) {
     TaskWalk walk(&next);
     for (const AttentionItem& item : x.items) {
       const int64_t blocks = ceil_divide(item.num_queries, blocking.query_block);
@@ -150,7 +165,7 @@ void HostAttentionOps::key_tasks(const Operands& x, int64_t keys) const {
   const Blocking blocking(*x.shape);
   const int64_t num_kv_heads = x.shape->num_kv_heads;
   std::atomic<int64_t> next{0};
-  runtime_.pool->run([&](int thread) {
+  run(x, [&](int thread) {
     TaskWalk walk(&next);
     for (const AttentionItem& item : x.items) {
       const int64_t parts = ceil_divide(item.num_keys, keys);

@@ -126,9 +126,8 @@ static_assert(kGemmScratchFloats * sizeof(float) <= kHostGemmWorkspaceBytesPerTh
 static_assert(kAttentionScratchFloats * sizeof(float) <= kHostAttentionWorkspaceBytesPerThread);
 
 DeviceTraits host_device_traits(const HostDeviceOptions& options) {
-  return host_traits(
-      options.capacity_bytes > 0 ? options.capacity_bytes : host_memory_free_bytes(),
-      static_cast<uint32_t>(options.num_threads));
+  return host_traits(options.capacity_bytes > 0 ? options.capacity_bytes : host_memory_free_bytes(),
+                     static_cast<uint32_t>(options.num_threads));
 }
 
 std::unique_ptr<HostDevice> HostDevice::create(const HostDeviceOptions& options) {

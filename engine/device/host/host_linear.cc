@@ -8,8 +8,10 @@
 namespace galley::device {
 namespace {
 
-// Products below this many multiply-adds per thread are not worth waking a thread for.
-constexpr int64_t kWorkPerThread = 50'000;
+// Products below this many multiply-adds per thread are not worth waking a thread for. With few
+// rows reading B takes longer than the arithmetic: it counts as much as kRowsOfReading more rows.
+constexpr int64_t kWorkPerThread = 200'000;
+constexpr int64_t kRowsOfReading = 7;
 
 int64_t round_up_to(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -139,7 +141,7 @@ void HostLinearOps::multiply(const GemmTask& t) {
   const GemmKernels& kernels = runtime_.kernels->gemm;
   const int64_t threads = runtime_.pool->size();
   const int64_t panels = (t.n + kPanelOutputs - 1) / kPanelOutputs;
-  const int64_t work = t.m * t.n * (t.k + t.k2);
+  const int64_t work = (t.m + kRowsOfReading) * t.n * (t.k + t.k2);
   const int64_t wanted = std::clamp<int64_t>(work / kWorkPerThread, 1, threads);
   if (wanted == 1) {
     kernels.gemm(t, 0, t.m, 0, t.n, runtime_.gemm_scratch(0));

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <string>
+#include <system_error>
 
 #include "engine/core/error.h"
 
@@ -68,6 +69,14 @@ ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cpus) : num_thre
       old_binding_.resize(sizeof set);
       std::memcpy(old_binding_.data(), &set, sizeof set);
     }
+  } catch (const std::system_error& error) {
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    const size_t started = threads_.size() + 1;
+    stop();
+    throw Error(Reason::kNoDevice, "cannot start thread " + std::to_string(started + 1) + " of " +
+                                       std::to_string(num_threads) +
+                                       " of a host device: " + error.what() +
+                                       "; ask for fewer threads or raise the limit of processes");
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
     stop();

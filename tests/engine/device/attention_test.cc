@@ -163,6 +163,22 @@ TEST(Attention, several_items_with_cached_keys_do_not_see_each_other) {
   });
 }
 
+TEST(Attention, pain_P144_packed_samples_do_not_attend_to_one_another) {
+  for_every_device([](TestDevice& t) {
+    const std::vector<AttentionItem> items = {{0, 70, 0, 70}, {70, 31, 70, 31}};
+    const Problem p(shape_of(6, 3, 32), items, 101, 101);
+    Outputs packed = make_outputs(p), separate = make_outputs(p);
+    run_forward(t, p, items, &packed);
+    for (const AttentionItem& item : items) run_forward(t, p, {&item, 1}, &separate);
+    EXPECT_TRUE(packed.o.same_bits(separate.o) && packed.lse.same_bits(separate.lse));
+    run_backward(t, p, items, &packed);
+    for (const AttentionItem& item : items) run_backward(t, p, {&item, 1}, &separate);
+    EXPECT_LT(distance(packed.dk, p.dk), kAllowed);
+    EXPECT_LT(distance(separate.dk, p.dk), kAllowed);
+    EXPECT_LT(distance(separate.dv, p.dv), kAllowed);
+  });
+}
+
 TEST(Attention, large_scores_neither_overflow_nor_vanish) {
   for_every_device([](TestDevice& t) {
     AttentionShape shape = shape_of(2, 1, 16);
@@ -256,7 +272,7 @@ TEST(Attention, key_gradients_accumulate_and_query_gradients_are_set) {
   }
 }
 
-TEST(Attention, repeated_runs_are_bit_equal) {
+TEST(Attention, pain_P200_repeated_runs_are_bit_equal) {
   for_every_device([](TestDevice& t) {
     const std::vector<AttentionItem> items = {{0, 64, 0, 64}, {64, 100, 64, 100}, {164, 9, 164, 9}};
     const Problem p(shape_of(6, 3, 40), items, 173, 173);

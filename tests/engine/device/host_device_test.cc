@@ -1,4 +1,5 @@
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <atomic>
 
@@ -144,10 +145,33 @@ TEST(ThreadPool, every_thread_runs_once_per_call) {
   for (const int threads : {1, 2, 3, 8}) {
     ThreadPool pool(threads, {});
     std::vector<int> runs(static_cast<size_t>(threads));
-    for (int i = 0; i < 500; ++i)
+    for (int i = 0; i < 100; ++i)
       pool.run([&](int thread) { ++runs[static_cast<size_t>(thread)]; });
-    for (const int count : runs) EXPECT_EQ(count, 500);
+    for (const int count : runs) EXPECT_EQ(count, 100);
   }
+}
+
+TEST(ThreadPool, pain_P177_a_thread_limit_is_explained_and_one_thread_needs_none) {
+  // More stacks than the address space that is left can hold (a few may be cached).
+  rlimit old_space = {};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &old_space), 0);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need the address space";
+#endif
+  rlimit tight = old_space;
+  tight.rlim_cur = 1 << 20;
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &tight), 0);
+  Reason reason = Reason::kOk;
+  int runs = 0;
+  try {
+    ThreadPool(64, {});
+  } catch (const Error& error) {
+    reason = error.reason();
+  }
+  ThreadPool(1, {}).run([&](int) { ++runs; });
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &old_space), 0);
+  EXPECT_EQ(reason, Reason::kNoDevice);
+  EXPECT_EQ(runs, 1);
 }
 
 TEST(ThreadPool, partition_covers_everything_once_and_is_the_same_each_time) {

@@ -46,7 +46,8 @@ struct Shape {
 const Shape kShapes[] = {{1, 1, 1, 0},     {1, 33, 31, 3},    {3, 17, 100, 2},  {5, 64, 32, 8},
                          {8, 100, 33, 16}, {12, 31, 65, 64},  {13, 257, 17, 1}, {25, 48, 96, 5},
                          {64, 33, 70, 16}, {100, 96, 64, 31}, {200, 65, 40, 4}, {255, 20, 33, 2},
-                         {7, 700, 37, 9},  {31, 40, 1200, 6}, {9, 1153, 66, 0}, {3, 30, 50, 300}};
+                         {7, 700, 37, 9},  {31, 40, 1200, 6}, {9, 1153, 66, 0}, {3, 30, 50, 300},
+                         {301, 70, 130, 5}};
 
 class LinearTest : public ::testing::TestWithParam<WeightKind> {};
 
@@ -234,7 +235,7 @@ TEST(Matmul, all_three_forms_equal_double_precision) {
   });
 }
 
-TEST(Linear, repeated_runs_are_bit_equal) {
+TEST(Linear, pain_P200_repeated_runs_are_bit_equal) {
   for_every_device([](TestDevice& t) {
     const auto weight = make_weight(t, WeightKind::kBf16, 300, 260, false);
     const Weight& w = *weight;
