@@ -42,7 +42,7 @@ check: packages
 ## make gpu-check  the CUDA device against the host device; exit 69 with the reason without a GPU
 gpu-check: packages
 	@scripts/build release gpu_check
-	@build/release/tests/gpu/gpu_check
+	@build/release/tests/gpu_check
 
 ## make bench      build and run the benchmarks
 bench: packages
