@@ -18,9 +18,9 @@ constexpr double kUsableShare = 0.97;
 // The error bar: at least this share of the predicted peak, as measured peaks scatter on one GPU
 // type, and at least this much for the worker process itself.
 constexpr double kErrorShare = 0.02;
-constexpr uint64_t kErrorFloorBytes = 24ull << 20;
+constexpr uint64_t kErrorFloorBytes = 10ull << 20;
 // Heap and stacks of a worker process on the host device, beside its arenas (measured).
-constexpr uint64_t kHostProcessBytes = 16ull << 20;
+constexpr uint64_t kHostProcessBytes = 10ull << 20;
 // Copies of the adapter's values that writing a checkpoint holds at once (values and two moments).
 constexpr uint64_t kCheckpointCopies = 3;
 // Largest micro batches tried, in multiples of the longest row.

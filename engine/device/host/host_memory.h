@@ -9,7 +9,8 @@
 
 namespace galley::device {
 
-/// Zero-filled memory aligned to 64 bytes (2 MiB when large); nullptr when the system has none.
+/// Zero-filled memory aligned to 64 bytes (2 MiB when large), its pages taken; nullptr when the
+/// system has none.
 void* host_memory_allocate(size_t bytes);
 /// `bytes` as given to host_memory_allocate().
 void host_memory_free(void* data, size_t bytes) noexcept;
