@@ -1,5 +1,7 @@
 #include "launcher/requeue.h"
 
+#include <signal.h>
+
 #include "engine/core/file.h"
 #include "engine/core/json.h"
 #include "engine/core/strings.h"
@@ -29,7 +31,10 @@ RequeueCount read_count(const std::string& path) {
 
 std::optional<bool> scontrol_requeue(const std::string& job_id) {
   const auto result = run_command({"scontrol", "requeue", job_id}, kRequeueMs);
-  return result ? std::optional<bool>(result->exit_code == 0) : std::nullopt;
+  if (!result) return std::nullopt;
+  // Slurm ends the job's processes as soon as it is requeued, scontrol among them.
+  return result->exit_code == 0 || result->exit_code == 128 + SIGTERM ||
+         result->exit_code == 128 + SIGKILL;
 }
 
 RequeueResult requeue_run(const RunDirectory& directory, const Environment& environment,

@@ -235,6 +235,9 @@ int worker_process_main(int argc, char** argv, const JobFunction& job) {
   if (!known || parse_int(argv[3]) != static_cast<int64_t>(getppid())) {
     return reason_traits(Reason::kUsage).exit_code;  // ... even if it died before this line
   }
+  // Slurm sends its signals to every process of a job. What they mean for a worker the coordinator
+  // says over the link, and there is time to checkpoint; the agent ends workers by KILL only.
+  for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) signal(number, SIG_IGN);
   // The kernel shall take the worker, which can be started again, and not the agent.
   std::ofstream("/proc/self/oom_score_adj") << 500;
   return serve_link(FileDescriptor(kWorkerLinkFd),

@@ -39,3 +39,11 @@ timeout 50 $M -n 2 "$G" run --wall-time 18s --cluster cluster.toml fake > stdout
 expect $? 75 "exit code at the wall time"
 expect_in "the wall time ends" log
 expect "$(grep -c '"record":"job-stopped"' runs/fake/journal.jsonl)" 1 "saved jobs"
+# Slurm sends TERM to every process of a job, workers too: they checkpoint all the same.
+rm -rf runs; printf 'a 400 20 1\nb 400 20 1\n' > fake
+start 3 --cluster cluster.toml fake
+wait_for '"step":10' runs/fake/journal.jsonl
+kill -TERM $(ranks) "$(worker_of a)" "$(worker_of b)"
+wait "$RUN"
+expect $? 75 "exit code after TERM to everybody"
+expect "$(grep -c '"record":"job-stopped"' runs/fake/journal.jsonl)" 2 "saved jobs"
