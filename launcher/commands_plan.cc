@@ -296,17 +296,8 @@ int command_config(const ConfigOptions& options, const Environment& environment,
   const JobFile file = read_job_file(options.job_file, environment);
   if (options.form == OutputForm::kJson) {
     streams.out << to_json(file).dump_pretty();
-  } else if (options.origin) {
-    streams.out << resolved_toml(file);
   } else {
-    // The same text without the origins.
-    for (const std::string& line : split(resolved_toml(file), '\n')) {
-      const size_t comment = line.find(" # ");
-      if (!line.empty() && line[0] == '#') continue;
-      std::string bare = line.substr(0, comment);
-      bare.erase(bare.find_last_not_of(' ') + 1);
-      streams.out << bare << "\n";
-    }
+    streams.out << resolved_toml(file, options.origin ? Origins::kShown : Origins::kHidden);
   }
   return 0;
 }

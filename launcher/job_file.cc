@@ -351,10 +351,13 @@ Json to_json(const JobFile& file) {
   return out;
 }
 
-std::string resolved_toml(const JobFile& file) {
-  std::string out = cat("# Every option of ", file.path, " with its origin.\n\n[run]\n");
+std::string resolved_toml(const JobFile& file, Origins origins) {
+  const bool shown = origins == Origins::kShown;
+  std::string out =
+      cat("# Every option of ", file.path, shown ? " with its origin" : "", ".\n\n[run]\n");
   const auto line = [&](const std::string& key, const OptionOrigin& option) {
-    out += format("%-44s # %s\n", cat(key, " = ", option.value).c_str(), option.origin.c_str());
+    const std::string text = cat(key, " = ", option.value);
+    out += shown ? format("%-44s # %s\n", text.c_str(), option.origin.c_str()) : text + "\n";
   };
   for (const OptionOrigin& option : file.run.options) line(option.key, option);
   for (const JobEntry& job : file.jobs) {

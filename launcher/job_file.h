@@ -54,8 +54,9 @@ JobFile read_job_file(const std::string& path, const Environment& environment);
 
 /// {"run": {...}, "train": [{...}]} with value and origin of every option.
 Json to_json(const JobFile& file);
+enum class Origins { kHidden, kShown };
 /// The resolved job file as TOML: every option spelled out, its origin as a comment.
-std::string resolved_toml(const JobFile& file);
+std::string resolved_toml(const JobFile& file, Origins origins = Origins::kShown);
 /// Keys in which two resolved jobs differ, for "edited job in an existing run directory".
 std::vector<std::string> differing_keys(const Json& old_spec, const Json& new_spec);
 

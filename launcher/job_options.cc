@@ -354,7 +354,7 @@ std::vector<TrainOption> make_options() {
       [](V v, C, S s) { read_warmup(v, s); },
       [](P s) {
         return s.warmup_steps >= 0 ? printed(s.warmup_steps)
-                                   : quoted(format("%g%%", s.warmup_fraction * 100));
+                                   : quoted(format("%.12g%%", s.warmup_fraction * 100));
       });
   add(
       "batch.global", "rows of one optimizer step",

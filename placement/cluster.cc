@@ -12,6 +12,13 @@ namespace {
 
 using Kind = ConfigValue::Kind;
 
+constexpr size_t kMostGpus = 65536;
+const std::vector<std::string>& entry_keys() {
+  static const std::vector<std::string> keys = {
+      "type", "count", "threads", "memory", "speed", "bandwidth_gb_s", "f32_tflops", "bf16_tflops"};
+  return keys;
+}
+
 struct Reader {
   std::string file;
   std::vector<ConfigFault> faults;
@@ -113,6 +120,11 @@ void read_node(const ConfigValue& table, Cluster* cluster, Reader* reader) {
                     "each of gpus must be a table such as { type = \"a100-40gb\", count = 4 }");
         break;
       }
+      const size_t before = reader->faults.size();
+      if (name == expanded.front()) {
+        check_known_keys(entry, "an entry of gpus", entry_keys(), &reader->faults);
+      }
+      if (reader->faults.size() > before) continue;
       Gpu gpu;
       try {
         gpu.type = read_type(entry, cat(reader->file, ":", entry.line));
@@ -126,6 +138,10 @@ void read_node(const ConfigValue& table, Cluster* cluster, Reader* reader) {
       gpu.node = node;
       gpu.threads = read_count(entry, "threads", 0, reader);
       const int count = read_count(entry, "count", 1, reader);
+      if (cluster->gpus.size() + static_cast<size_t>(count) > kMostGpus) {
+        reader->add(entry.line, cat("the cluster has more than ", kMostGpus, " GPUs"));
+        return;
+      }
       for (int i = 0; i < count; ++i) {
         gpu.local_index = local_index++;
         gpu.uuid = cat("emulated:", name, ":", gpu.local_index);
@@ -148,6 +164,8 @@ Cluster read_cluster_file(const std::string& path) {
   Cluster cluster;
   check_known_keys(root, "a cluster file", {"cluster", "node"}, &reader.faults);
   if (const ConfigValue* section = root.find("cluster")) {
+    if (section->kind != Kind::kTable)
+      reader.add(section->line, "cluster must be a section: [cluster]");
     check_known_keys(*section, "[cluster]", {"emulate"}, &reader.faults);
     if (const ConfigValue* emulate = section->find("emulate")) {
       if (emulate->kind == Kind::kBool) {

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "engine/core/strings.h"
 
@@ -23,7 +24,7 @@ class FitTable {
 
   const TypeFit& fit(GpuIndex index) {
     const Gpu& gpu = cluster_.gpus[static_cast<size_t>(index)];
-    const auto key = std::tuple(gpu.type.name, gpu.type.memory_bytes, gpu.threads);
+    const Key key(gpu.type.name, gpu.type.memory_bytes, gpu.type.relative_speed, gpu.threads);
     const auto found = fits_.find(key);
     if (found != fits_.end()) return found->second;
     TypeFit result;
@@ -39,9 +40,10 @@ class FitTable {
   }
 
  private:
+  using Key = std::tuple<std::string, uint64_t, double, int>;
   const Cluster& cluster_;
   const QueuedJob& job_;
-  std::map<std::tuple<std::string, uint64_t, int>, TypeFit> fits_;
+  std::map<Key, TypeFit> fits_;
 };
 
 bool pinned_away(const QueuedJob& job, const Gpu& gpu) {
@@ -52,7 +54,6 @@ bool pinned_away(const QueuedJob& job, const Gpu& gpu) {
 std::string refusal_text(const Cluster& cluster, const QueuedJob& job, FitTable* table) {
   std::set<std::string> types, seen;
   std::vector<std::string> reasons;
-  const Gpu* largest = nullptr;
   for (size_t i = 0; i < cluster.gpus.size(); ++i) {
     const Gpu& gpu = cluster.gpus[i];
     types.insert(gpu.type.name);
@@ -60,7 +61,6 @@ std::string refusal_text(const Cluster& cluster, const QueuedJob& job, FitTable*
     if (seen.insert(gpu.type.name).second) {
       reasons.push_back(table->fit(static_cast<GpuIndex>(i)).best.prediction.reason);
     }
-    if (largest == nullptr || gpu.type.memory_bytes > largest->type.memory_bytes) largest = &gpu;
   }
   const std::string all = join({types.begin(), types.end()}, ", ");
   if (cluster.gpus.empty()) return "there is no GPU and no host device in this allocation";

@@ -13,6 +13,11 @@ constexpr size_t kMaxNames = 65536;
                                       "; write it like \"n[1-2,4]\" or \"node07,node09\""));
 }
 
+[[noreturn]] void bad_counts(std::string_view counts) {
+  throw Error(Reason::kBadConfig,
+              cat("\"", counts, "\" is no list of counts; they look like 2(x2),1"));
+}
+
 /// Commas outside brackets separate the parts.
 std::vector<std::string> parts_of(std::string_view list) {
   std::vector<std::string> parts(1);
@@ -89,11 +94,11 @@ std::vector<int> expand_counts(std::string_view counts) {
     int64_t times = 1;
     if (times_at != std::string::npos) {
       const auto parsed = parse_int(item.substr(times_at + 2, item.size() - times_at - 3));
-      if (!parsed || item.back() != ')') bad(counts, "counts look like 2(x2),1");
+      if (!parsed || item.back() != ')') bad_counts(counts);
       times = *parsed;
     }
     if (!count || *count < 0 || times < 1 || times > static_cast<int64_t>(kMaxNames)) {
-      bad(counts, "counts look like 2(x2),1");
+      bad_counts(counts);
     }
     out.insert(out.end(), static_cast<size_t>(times), static_cast<int>(*count));
   }
