@@ -82,7 +82,9 @@ class Driver {
         continue;
       }
       const Json message = parse_message(received->bytes, {Direction::kToCoordinator});
-      if (message_kind(message) == "signalled") early_signals_.push_back(received->from);
+      if (message_kind(message) == "signalled") {
+        early_signals_.emplace_back(received->from, static_cast<int>(message.get_int("signal")));
+      }
       if (message_kind(message) != "hello") continue;
       hellos_[static_cast<size_t>(received->from)] = hello_from_json(received->from, message);
       silent.erase(received->from);
@@ -185,8 +187,8 @@ class Driver {
     }
     line(LogLevel::kInfo, "", "ready");
     record(Json::object().set("event", "ready"));
-    for (const int source : early_signals_) {
-      coordinator_->request_stop(source, "signal before the start", monotonic_now());
+    for (const auto& [rank, signal] : early_signals_) {
+      coordinator_->request_stop(rank, signal, "signal before the start", monotonic_now());
     }
   }
 
@@ -283,13 +285,13 @@ class Driver {
     while (const std::optional<int> signal = signals_->take()) {
       if (*signal == SIGCONT) {
         // Without a stop before it, this is mpirun about to end its ranks: TERM comes next.
-        if (now - last_loop_ > kStoppedGapSeconds) continue;
+        if (now - last_loop_ > kStoppedGapSeconds || coordinator_->stopping()) continue;
         early_record();
-        coordinator_->request_stop(-1, "mpirun ends its ranks", now);
+        coordinator_->request_stop(0, *signal, "mpirun ends its ranks", now);
         continue;
       }
       if (*signal != SIGUSR1 && *signal != SIGUSR2) early_record();
-      coordinator_->request_stop(0, cat("signal ", *signal), now);
+      coordinator_->request_stop(0, *signal, cat("signal ", *signal), now);
     }
   }
 
@@ -481,9 +483,9 @@ class Driver {
   const RunParts& parts_;
   SignalInbox* signals_;
   double started_at_;
-  std::vector<Hello> hellos_;       // by rank
-  std::set<int> silent_;            // never heard
-  std::vector<int> early_signals_;  // ranks that were signalled before the start
+  std::vector<Hello> hellos_;                       // by rank
+  std::set<int> silent_;                            // never heard
+  std::vector<std::pair<int, int>> early_signals_;  // rank and signal, before the start
   RunDirectory directory_;
   std::unique_ptr<RunLock> lock_;
   std::unique_ptr<Log> log_;

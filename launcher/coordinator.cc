@@ -216,7 +216,8 @@ void Coordinator::handle(int from, const Json& message, double now) {
   if (last_sign_.contains(from)) last_sign_[from] = now;
   const std::string& kind = message_kind(message);
   if (kind == "signalled") {
-    request_stop(from, cat("signal ", message.get_int("signal")), now);
+    const auto signal = static_cast<int>(message.get_int("signal"));
+    request_stop(from, signal, cat("signal ", signal), now);
     return;
   }
   if (!message.contains("job")) return;
@@ -438,8 +439,8 @@ void Coordinator::check_wall_time(double now) {
   stop_gracefully(cat("the wall time ends in ", format_duration(std::max(left, 0.0))), now);
 }
 
-void Coordinator::request_stop(int source, const std::string& why, double now) {
-  const int number = ++stop_requests_[source];
+void Coordinator::request_stop(int rank, int signal, const std::string& why, double now) {
+  const int number = ++stop_requests_[{rank, signal}];
   if (number == 1 && stop_level_ == 0) stop_gracefully(why, now);
   if (number > 1 && stop_level_ < 2) stop_at_once(cat(why, " again"), now);
 }

@@ -99,9 +99,11 @@ class Coordinator {
   void handle(int from, const Json& message, double now);
   /// Deadlines, wall time; to be called at least every second.
   void tick(double now);
-  /// A request to stop by `source` (a rank). The first one lets workers checkpoint at their next
-  /// step border; a second one of the same source ends them at once.
-  void request_stop(int source, const std::string& why, double now);
+  /// A request to stop: `signal` came to `rank`. The first one lets workers checkpoint at their
+  /// next step border; the same signal to the same rank again ends them at once. (One order reaches
+  /// many ranks, and often as different signals: Slurm's TERM and the USR1 that launch makes of
+  /// it.)
+  void request_stop(int rank, int signal, const std::string& why, double now);
   /// Ends everything at once; the run gets this reason (a full disk under the journal).
   void fail_run(Reason reason, const std::string& why, double now);
 
@@ -181,8 +183,8 @@ class Coordinator {
   std::vector<Output> outputs_;
   std::map<int, double> last_sign_;  // by agent's rank
   std::set<int> lost_;
-  std::map<int, int> stop_requests_;  // by source
-  int stop_level_ = 0;                // 1: at the next step border, 2: at once
+  std::map<std::pair<int, int>, int> stop_requests_;  // by rank and signal
+  int stop_level_ = 0;                                // 1: at the next step border, 2: at once
   double stopped_at_ = 0;
   std::string stop_why_;
   std::optional<Reason> run_reason_;  // what ended the run as a whole

@@ -213,9 +213,9 @@ TEST_F(CoordinatorTest, a_full_disk_is_the_code_of_the_run) {
 
 TEST_F(CoordinatorTest, a_first_signal_stops_all_at_the_next_step) {
   start({job_of("a", 3), job_of("b", 6), job_of("c", 2)});
-  coordinator_->request_stop(0, "signal 10", now_);
-  coordinator_->request_stop(1, "signal 10", now_);  // mpirun hands a signal to every rank
-  coordinator_->request_stop(2, "signal 10", now_);
+  coordinator_->request_stop(0, 10, "signal 10", now_);
+  coordinator_->request_stop(1, 10, "signal 10", now_);  // mpirun hands a signal to every rank
+  coordinator_->request_stop(2, 10, "signal 10", now_);
   take();
   EXPECT_EQ(sent("job-command"), (List{"2:a:1", "1:b:1"}));
   EXPECT_TRUE(sent("job-end").empty());
@@ -235,8 +235,8 @@ TEST_F(CoordinatorTest, pain_P118_a_signal_to_one_rank_reaches_every_worker) {
 
 TEST_F(CoordinatorTest, a_second_signal_ends_at_once) {
   start({job_of("a", 3)});
-  coordinator_->request_stop(0, "signal 10", now_);
-  coordinator_->request_stop(0, "signal 10", now_);
+  coordinator_->request_stop(0, 10, "signal 10", now_);
+  coordinator_->request_stop(0, 10, "signal 10", now_);
   take();
   EXPECT_EQ(sent("job-end"), (List{"2:a:1"}));
   coordinator_->tick(now_ + 11);  // an agent that never answers is not waited for
@@ -244,9 +244,20 @@ TEST_F(CoordinatorTest, a_second_signal_ends_at_once) {
   EXPECT_EQ(coordinator_->exit_code(), 75);
 }
 
+TEST_F(CoordinatorTest, pain_P120_one_order_as_several_signals_is_one_order) {
+  start({job_of("a", 3)});
+  coordinator_->request_stop(0, 18, "CONT", now_);  // Slurm: CONT and TERM to everybody
+  coordinator_->request_stop(0, 15, "TERM", now_);
+  coordinator_->request_stop(0, 10, "USR1", now_);  // what launch makes of its own TERM
+  coordinator_->request_stop(1, 15, "TERM", now_);
+  take();
+  EXPECT_EQ(sent("job-command"), (List{"2:a:1"}));
+  EXPECT_TRUE(sent("job-end").empty());
+}
+
 TEST_F(CoordinatorTest, a_run_that_finishes_while_it_stops_is_complete) {
   start({job_of("a", 3)});
-  coordinator_->request_stop(0, "signal 10", now_);
+  coordinator_->request_stop(0, 10, "signal 10", now_);
   finished(2, "a", 1);
   EXPECT_EQ(coordinator_->exit_code(), 0);
 }
