@@ -7,7 +7,7 @@ expect_in "refused" log
 expect_in "run directory: runs/fake" stdout
 grep -q $'\x1e' log && fail "records for launch were printed"
 grep -q $'\x1b' log && fail "escape codes without a terminal"
-printf 'a 40 20 1\nb 40 20 1\n' > fake
+printf 'a 150 20 1\nb 40 20 1\n' > fake
 for delay in 0.05 0.2 0.4 0.8; do
   rm -rf runs
   "$G" launch -n 3 --cluster cluster.toml fake > stdout 2> log &

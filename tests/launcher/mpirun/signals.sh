@@ -1,6 +1,6 @@
 # USR1 at many moments after `ready`: 75, and the same command finishes. Twice: at once.
 . "$(dirname "$0")/common.sh"
-printf 'a 40 20 1\nb 25 20 1\nc 10 20 1\n' > fake
+printf 'a 120 20 1\nb 25 20 1\nc 10 20 1\n' > fake
 for delay in 0 0.05 0.2 0.45 0.7; do
   rm -rf runs
   start 3 --cluster cluster.toml fake
