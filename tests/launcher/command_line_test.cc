@@ -1,0 +1,333 @@
+#include "launcher/command_line.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <sstream>
+
+#include "engine/core/file.h"
+#include "engine/core/json.h"
+#include "engine/core/strings.h"
+#include "tests/support/reference.h"
+
+namespace galley::launcher {
+namespace {
+
+constexpr const char* kModel = "examples/tiny-llama";
+constexpr const char* kJobs = "examples/demo.toml";
+constexpr const char* kCluster = "examples/cluster.toml";
+
+struct Result {
+  int code;
+  std::string out, err;
+};
+
+/// `galley ARGUMENTS` in this process, as a user without configuration files would run it.
+Result galley(std::vector<std::string> arguments, const std::string& input = "") {
+  arguments.insert(arguments.begin(), "galley");
+  std::vector<const char*> argv;
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  std::istringstream in(input);
+  std::ostringstream out, err;
+  const Environment environment(std::map<std::string, std::string>{{"GALLEY_SITE_CONFIG", ""}});
+  const int code =
+      command_line_main(static_cast<int>(argv.size()), argv.data(), environment, {in, out, err});
+  return {code, out.str(), err.str()};
+}
+
+Json parsed(const std::string& text) {
+  return parse_json_or_throw(text, "the command's output", Reason::kInternal);
+}
+
+std::vector<Json> parsed_lines(const std::string& text) {
+  std::vector<Json> records;
+  for (const std::string& line : split(text, '\n')) {
+    if (!line.empty()) records.push_back(parsed(line));
+  }
+  return records;
+}
+
+void expect_in(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
+}
+
+std::string written(const std::string& name, const std::string& text) {
+  const std::string path = path_join(testing::scratch_directory("command"), name);
+  write_file_atomically(path, text);
+  return path;
+}
+
+/// A job file whose one job takes the example's model and data, with more lines.
+std::string job_file(const std::string& lines, const std::string& model = "") {
+  const std::string examples = std::filesystem::absolute("examples").string();
+  return written("jobs.toml", cat("[[train]]\nname = \"a\"\nmodel = \"",
+                                  model.empty() ? examples + "/tiny-llama" : model, "\"\ndata = \"",
+                                  examples, "/data/units.jsonl\"\n", lines));
+}
+
+TEST(CommandLine, version_lists_what_it_was_built_against) {
+  const Result result = galley({"--version"});
+  EXPECT_EQ(result.code, 0);
+  for (const char* part :
+       {"galley 0.", "Open MPI", "HDF5", "CUDA", "NCCL", "cuDNN", "CLI11", "spdlog", "flags"}) {
+    expect_in(result.out, part);
+  }
+}
+
+TEST(CommandLine, help_has_commands_and_exit_codes) {
+  const Result result = galley({"--help"});
+  EXPECT_EQ(result.code, 0);
+  for (const char* part :
+       {"run", "launch", "validate", "plan", "predict", "generate", "tokenize", "render", "data",
+        "inspect", "export", "doctor", "template", "config", "exit-code", "Exit codes", "75"}) {
+    expect_in(result.out, part);
+  }
+  const Result command = galley({"plan", "--help"});
+  EXPECT_EQ(command.code, 0);
+  expect_in(command.out, "--cluster");
+  EXPECT_EQ(galley({}).code, 2);
+}
+
+TEST(CommandLine, wrong_usage_is_2_and_names_the_nearest) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"plam", kJobs}, "did you mean \"plan\"?"},
+      {{"plan", kJobs, "--clster", kCluster}, "did you mean \"--cluster\"?"},
+      {{"--versoin"}, "did you mean \"--version\"?"},
+      {{"plan"}, "jobs"},
+      {{"plan", kJobs, "more"}, "more"},
+      {{"plan", kJobs, "--cluster"}, "--cluster"},
+      {{"generate", "--model", kModel, "--top-p", "2"}, "--top-p"},
+      {{"generate", "--model", kModel, "--max-tokens", "many"}, "--max-tokens"},
+      {{"generate", "--model", kModel, "--greedy", "--temperature", "1"}, "--temperature"},
+      {{"generate"}, "--model"},
+      {{"predict"}, "job file or --model"},
+      {{"predict", kJobs, "--model", kModel}, "--model"},
+      {{"render"}, "--template"},
+      {{"data", "x", "--model", kModel, "--loss", "user"}, "--loss"},
+      {{"plan", kJobs, "--", "-x"}, "galley launch"},
+      {{"inspect", "Makefile"}, ".safetensors"},
+  };
+  for (const auto& [arguments, part] : cases) {
+    SCOPED_TRACE(join(arguments, " "));
+    const Result result = galley(arguments);
+    EXPECT_EQ(result.code, 2) << result.err;
+    EXPECT_EQ(result.err.rfind("galley: ", 0), 0u) << result.err;
+    expect_in(result.err, part);
+    EXPECT_EQ(result.out, "");
+  }
+}
+
+TEST(CommandLine, missing_paths_are_66) {
+  const std::vector<std::vector<std::string>> cases = {
+      {"plan", "/no/jobs.toml"},
+      {"validate", "/no/jobs.toml"},
+      {"config", "/no/jobs.toml"},
+      {"plan", kJobs, "--cluster", "/no/cluster.toml"},
+      {"tokenize", "--tokenizer", "/no/model"},
+      {"render", "--template", "/no/template"},
+      {"data", "/no/data.jsonl", "--model", kModel},
+      {"generate", "--model", "/no/model", "--prompt", "x"},
+      {"generate", "--model", kModel, "--adapter", "/no/adapter", "--prompt", "x"},
+      {"inspect", "/no/file.h5"},
+      {"export", "/no/file.h5", "/no/out"},
+      {"predict", "--model", "/no/model"},
+  };
+  for (const std::vector<std::string>& arguments : cases) {
+    SCOPED_TRACE(join(arguments, " "));
+    const Result result = galley(arguments);
+    EXPECT_EQ(result.code, 66) << result.err;
+    expect_in(result.err, "/no/");
+  }
+  EXPECT_EQ(galley({"validate", job_file("", "/no/model")}).code, 66);
+}
+
+TEST(CommandLine, broken_files_are_65_and_broken_settings_78) {
+  EXPECT_EQ(galley({"validate", job_file("sed = 1\n")}).code, 78);
+  EXPECT_EQ(galley({"validate", job_file("deadline = \"soon\"\n")}).code, 78);
+  EXPECT_EQ(galley({"plan", kJobs, "--cluster", written("c.toml", "[node]\n")}).code, 78);
+  EXPECT_EQ(galley({"inspect", written("x.safetensors", "short")}).code, 65);
+  EXPECT_EQ(galley({"inspect", written("x.h5", "not a checkpoint")}).code, 65);
+  EXPECT_EQ(galley({"inspect", written("x.bin", "no tokens")}).code, 65);
+  EXPECT_EQ(galley({"tokenize", "--tokenizer", written("tokenizer.json", "{}")}, "").code, 65);
+  const Result data =
+      galley({"data", written("d.jsonl", "{\"text\": \"good\"}\n{broken\n"), "--model", kModel});
+  EXPECT_EQ(data.code, 65);
+  const std::vector<Json> records = parsed_lines(data.out);
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[1].at("error").get_int("line"), 2);
+}
+
+TEST(CommandLine, settings_go_before_missing_paths_before_broken_files) {
+  const std::string examples = std::filesystem::absolute("examples").string();
+  const std::string broken = written("d.jsonl", "{broken\n");
+  const auto job = [&](const std::string& name, const std::string& data, const char* more) {
+    return cat("[[train]]\nname = \"", name, "\"\nmodel = \"", examples, "/tiny-llama\"\ndata = \"",
+               data, "\"\n", more);
+  };
+  const std::string bad_rows = job("rows", broken, "");
+  const std::string missing = job("missing", "/no/data", "");
+  const std::string targets =
+      job("targets", examples + "/data/units.jsonl", "adapter = { targets = [\"qproj\"] }\n");
+  EXPECT_EQ(galley({"validate", written("a.toml", bad_rows)}).code, 65);
+  EXPECT_EQ(galley({"validate", written("b.toml", bad_rows + missing)}).code, 66);
+  const Result all = galley({"validate", written("c.toml", bad_rows + missing + targets)});
+  EXPECT_EQ(all.code, 78) << all.err;
+  for (const char* name : {"\"rows\"", "\"missing\"", "\"targets\""}) expect_in(all.err, name);
+}
+
+TEST(CommandLine, bad_jobs_may_be_skipped_with_3) {
+  const std::string examples = std::filesystem::absolute("examples").string();
+  const std::string text =
+      read_file(job_file("")) +
+      cat("[[train]]\nname = \"b\"\nmodel = \"", examples, "/tiny-llama\"\ndata = \"/no/data\"\n");
+  const std::string path = written("two.toml", text);
+  for (const char* command : {"validate", "plan"}) {
+    const Result result = galley({command, path, "--skip-bad-jobs"});
+    EXPECT_EQ(result.code, 3) << result.err;
+    expect_in(result.err, "job \"b\"");
+    expect_in(result.out, "a ");
+  }
+}
+
+TEST(CommandLine, plan_of_the_example) {
+  const Result table = galley({"plan", kJobs, "--cluster", kCluster});
+  EXPECT_EQ(table.code, 0) << table.err;
+  for (const char* part : {"2 GPU types, 2 GPUs", "cook", "units", "n1:gpu0", "n2:gpu0"}) {
+    expect_in(table.out, part);
+  }
+  const Result json = galley({"plan", kJobs, "--cluster", kCluster, "--json"});
+  EXPECT_EQ(json.code, 0);
+  EXPECT_EQ(parsed(json.out).at("jobs").as_array().size(), 2u);
+  EXPECT_EQ(parsed(galley({"plan", kJobs, "--json"}).out).at("jobs").as_array().size(), 2u)
+      << "without a cluster file the plan is for this machine";
+}
+
+TEST(CommandLine, a_plan_that_cannot_be_is_69_and_one_that_partly_can_3) {
+  const std::string tiny = written("cluster.toml",
+                                   "[cluster]\nemulate = true\n[[node]]\nnames = \"n1\"\n"
+                                   "gpus = [{ type = \"small\", memory = \"1MiB\" }]\n");
+  const Result none = galley({"plan", kJobs, "--cluster", tiny});
+  EXPECT_EQ(none.code, 69) << none.err;
+  expect_in(none.out, "refused");
+  const std::string pinned = read_file(job_file("")) + [&] {
+    std::string second = read_file(job_file("plan = { gpu_type = \"t4-16gb\" }\n"));
+    return second.replace(second.find("\"a\""), 3, "\"b\"");
+  }();
+  const Result some = galley({"plan", written("p.toml", pinned), "--cluster", kCluster});
+  EXPECT_EQ(some.code, 3) << some.err << some.out;
+  expect_in(some.out, "t4-16gb");
+}
+
+TEST(CommandLine, predict_validate_and_config_of_the_example) {
+  const Result predict = galley({"predict", kJobs, "--gpu", "t4-16gb", "--gpu", "host", "--json"});
+  EXPECT_EQ(predict.code, 0) << predict.err;
+  EXPECT_EQ(parsed(predict.out).at("predictions").as_array().size(), 4u);
+  const Result model = galley({"predict", "--model", kModel, "--gpu", "h100-80gb", "--rank", "8"});
+  EXPECT_EQ(model.code, 0) << model.err;
+  expect_in(model.out, "fits");
+  EXPECT_EQ(galley({"predict", "--model", kModel, "--gpu", "h100"}).code, 78);
+
+  const Result validate = galley({"validate", kJobs, "--json"});
+  EXPECT_EQ(validate.code, 0) << validate.err;
+  EXPECT_EQ(parsed(validate.out).at("jobs").as_array().at(0).get_int("rows"), 223);
+
+  const Result config = galley({"config", kJobs, "--origin"});
+  EXPECT_EQ(config.code, 0);
+  expect_in(config.out, "# default");
+  expect_in(config.out, "examples/demo.toml:");
+  const std::string again = written("again.toml", galley({"config", kJobs}).out);
+  EXPECT_EQ(galley({"validate", again}).code, 0) << "what config prints is a job file";
+  EXPECT_EQ(parsed(galley({"config", kJobs, "--json"}).out).at("train").as_array().size(), 2u);
+}
+
+TEST(CommandLine, tokenize_render_and_data_pass_the_id_through) {
+  const Result tokenize =
+      galley({"tokenize", "--tokenizer", kModel},
+             "{\"id\": \"x\", \"text\": \"A ship.\"}\n\n{\"id\": 2, \"text\": \"\"}\n");
+  EXPECT_EQ(tokenize.code, 0) << tokenize.err;
+  const std::vector<Json> tokens = parsed_lines(tokenize.out);
+  ASSERT_EQ(tokens.size(), 2u);
+  EXPECT_EQ(tokens[0].get_string("id"), "x");
+  EXPECT_FALSE(tokens[0].at("ids").as_array().empty());
+  expect_in(tokens[0].get_string("text"), "A ship.");
+
+  const Result render =
+      galley({"render", "--model", kModel},
+             "{\"id\": 7, \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], "
+             "\"add_generation_prompt\": true}\n");
+  EXPECT_EQ(render.code, 0) << render.err;
+  expect_in(parsed_lines(render.out).at(0).get_string("text"), "Hi");
+  EXPECT_EQ(galley({"render", "--model", kModel, "--now", "yesterday"}, "").code, 2);
+
+  const Result data = galley({"data", "examples/data/units.jsonl", "--model", kModel, "--loss",
+                              "completion", "--max-length", "6"});
+  EXPECT_EQ(data.code, 0) << data.err;
+  const std::vector<Json> rows = parsed_lines(data.out);
+  EXPECT_EQ(rows.size(), 240u);
+  for (const Json& row : rows) {
+    if (row.contains("ids")) {
+      EXPECT_LE(row.at("ids").as_array().size(), 6u);
+    }
+  }
+}
+
+TEST(CommandLine, generate_is_the_same_alone_and_in_a_batch) {
+  const std::string prompts = read_file("examples/prompts-units.jsonl");
+  const auto lines = [&](const std::string& batch) {
+    const Result result = galley({"generate", "--model", kModel, "--greedy", "--max-tokens", "8",
+                                  "--jsonl", "--batch", batch, "--threads", "1"},
+                                 prompts);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return parsed_lines(result.out);
+  };
+  const std::vector<Json> together = lines("8"), alone = lines("1");
+  ASSERT_EQ(together.size(), 4u);
+  ASSERT_EQ(alone.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(together[i].dump(), alone[i].dump());
+    EXPECT_LE(together[i].at("ids").as_array().size(), 8u);
+  }
+  EXPECT_EQ(together[0].get_string("id"), "short");
+  const Result plain = galley(
+      {"generate", "--model", kModel, "--max-tokens", "4", "--message", "What is a galley?"});
+  EXPECT_EQ(plain.code, 0) << plain.err;
+  EXPECT_FALSE(plain.out.empty());
+}
+
+TEST(CommandLine, sampling_follows_its_seed) {
+  const auto text = [](const std::string& seed) {
+    return galley({"generate", "--model", kModel, "--prompt", "The sea", "--temperature", "1.5",
+                   "--seed", seed, "--max-tokens", "12"})
+        .out;
+  };
+  EXPECT_EQ(text("1"), text("1"));
+  EXPECT_NE(text("1"), text("2"));
+}
+
+TEST(CommandLine, inspect_looks_into_models_and_tensors) {
+  const Result model = galley({"inspect", kModel, "--json"});
+  EXPECT_EQ(model.code, 0) << model.err;
+  EXPECT_EQ(parsed(model.out).get_string("kind"), "model");
+  const Result tensors = galley({"inspect", std::string(kModel) + "/model.safetensors", "--json"});
+  EXPECT_EQ(parsed(tensors.out).get_string("kind"), "safetensors");
+  EXPECT_FALSE(parsed(tensors.out).at("tensors").as_array().empty());
+  expect_in(galley({"inspect", std::string(kModel) + "/model.safetensors"}).out,
+            "model.norm.weight");
+}
+
+TEST(CommandLine, template_doctor_and_exit_code) {
+  const Result script = galley({"template", "--nodes", "2", "--jobs", "x.toml"});
+  EXPECT_EQ(script.code, 0) << script.err;
+  expect_in(script.out, "#SBATCH --nodes=2");
+  expect_in(script.out, "exec galley launch --requeue x.toml");
+  const Result doctor = galley({"doctor", "--json"});
+  EXPECT_EQ(doctor.code, 0) << doctor.err;
+  EXPECT_TRUE(parsed(doctor.out).is_object());
+  const Result code = galley({"exit-code", testing::scratch_directory("no-record")});
+  EXPECT_EQ(code.code, 0) << code.err;
+  EXPECT_EQ(code.out, "75\n");
+}
+
+}  // namespace
+}  // namespace galley::launcher
