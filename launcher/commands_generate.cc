@@ -10,6 +10,7 @@
 #include "engine/model/safetensors.h"
 #include "engine/model/weights.h"
 #include "engine/text/chat_template.h"
+#include "engine/text/rows.h"
 #include "engine/text/tokenizer.h"
 #include "launcher/commands.h"
 #include "launcher/generation.h"
@@ -61,6 +62,12 @@ class PromptReader {
       prompt.ids = chat(record, where);
     }
     if (prompt.ids.empty()) throw Error(Reason::kBadData, cat(where, ": the prompt has no tokens"));
+    for (const int32_t id : prompt.ids) {
+      if (id < config_.vocab_size) continue;
+      throw Error(Reason::kBadModel, cat(options_.model, ": the tokenizer gives id ", id,
+                                         ", but the embedding has only ", config_.vocab_size,
+                                         " rows; they do not belong together"));
+    }
     return prompt;
   }
 
@@ -92,10 +99,7 @@ class PromptReader {
     chat.local_now = clock_of("");
     try {
       const text::RenderedChat rendered = template_->render(record.at("messages"), special_, chat);
-      text::EncodeOptions encode;
-      encode.add_special_tokens = false;  // the template writes them
-      encode.text_breaks = rendered.text_breaks;
-      return tokenizer_.encode(rendered.text, encode).ids;
+      return text::encode_chat(tokenizer_, rendered, chat.sanitize).ids;
     } catch (const Error& error) {
       throw Error(error.reason(), cat(where, ": ", error.what()));
     }

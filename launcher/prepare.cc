@@ -160,12 +160,6 @@ class Preparation {
   void tokenise(PreparedJob* job) {
     const model::TrainSpec& spec = job->spec;
     text::Tokenizer tokenizer = text::Tokenizer::load(spec.model);
-    if (tokenizer.vocabulary_size() > static_cast<size_t>(job->config.vocab_size)) {
-      throw Error(Reason::kBadModel,
-                  cat(spec.model, ": the tokenizer has ", tokenizer.vocabulary_size(),
-                      " ids, but the embedding only ", job->config.vocab_size,
-                      " rows (vocab_size in config.json); they do not belong together"));
-    }
     std::string missing;
     const std::optional<text::ChatTemplate> chat_template = load_template(spec, &missing);
     if (!missing.empty()) job->notes.push_back(missing);
@@ -180,6 +174,14 @@ class Preparation {
     const text::PrepareResult result = text::prepare_tokens(paths, rows, job->token_file);
     result.require_ok();
     const text::TokenSummary& summary = result.summary;
+    // The embedding may have more rows than the tokenizer has ids, never fewer than the rows use.
+    if (summary.highest_id >= job->config.vocab_size) {
+      throw Error(Reason::kBadModel,
+                  cat(spec.model, ": the rows use token id ", summary.highest_id,
+                      ", but the embedding has only ", job->config.vocab_size,
+                      " rows (vocab_size in config.json); tokenizer and model do not "
+                      "belong together"));
+    }
     job->data.num_rows = static_cast<int64_t>(summary.num_rows);
     job->data.longest_tokens = static_cast<int64_t>(summary.longest);
     job->data.mean_tokens =

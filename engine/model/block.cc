@@ -145,29 +145,6 @@ void require_one(const char* what, int size) {
 
 }  // namespace
 
-int64_t WorkerShape::projection_out(Projection projection) const {
-  switch (projection) {
-    case Projection::kQ:
-      return q_width();
-    case Projection::kK:
-    case Projection::kV:
-      return kv_width();
-    case Projection::kGate:
-    case Projection::kUp:
-      return intermediate;
-    case Projection::kO:
-    case Projection::kDown:
-      return hidden;
-  }
-  return 0;
-}
-
-int64_t WorkerShape::projection_in(Projection projection) const {
-  if (projection == Projection::kO) return q_width();
-  if (projection == Projection::kDown) return intermediate;
-  return hidden;
-}
-
 WorkerShape worker_shape(const ModelConfig& config, const ParallelLayout& layout,
                          const WorkerPosition&) {
   require_one("tensor-parallel size tp", layout.tp_size);

@@ -28,8 +28,9 @@ struct WorkerShape {
   bool has_embedding = true, has_head = true;
   int64_t q_width() const { return num_heads * head_dim; }
   int64_t kv_width() const { return num_kv_heads * head_dim; }
-  int64_t projection_out(Projection projection) const;
-  int64_t projection_in(Projection projection) const;
+  ProjectionWidths widths() const { return {hidden, intermediate, q_width(), kv_width()}; }
+  int64_t projection_out(Projection projection) const { return widths().out(projection); }
+  int64_t projection_in(Projection projection) const { return widths().in(projection); }
 };
 /// Error(kUnsupported) naming a parallel size that this version does not have.
 WorkerShape worker_shape(const ModelConfig& config, const ParallelLayout& layout,

@@ -218,13 +218,13 @@ std::string_view projection_name(Projection projection) {
   return kNames[static_cast<size_t>(projection)];
 }
 
-int64_t ModelConfig::projection_out(Projection projection) const {
+int64_t ProjectionWidths::out(Projection projection) const {
   switch (projection) {
     case Projection::kQ:
-      return q_width();
+      return q;
     case Projection::kK:
     case Projection::kV:
-      return kv_width();
+      return kv;
     case Projection::kGate:
     case Projection::kUp:
       return intermediate;
@@ -235,8 +235,8 @@ int64_t ModelConfig::projection_out(Projection projection) const {
   return 0;
 }
 
-int64_t ModelConfig::projection_in(Projection projection) const {
-  if (projection == Projection::kO) return q_width();
+int64_t ProjectionWidths::in(Projection projection) const {
+  if (projection == Projection::kO) return q;
   return projection == Projection::kDown ? intermediate : hidden;
 }
 

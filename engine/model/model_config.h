@@ -18,10 +18,10 @@ enum class RopeKind { kDefault, kLinear, kLlama3 };
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
   double theta = 10000.0;
-  double factor = 1.0;                 // linear, llama3
-  double low_freq_factor = 1.0;        // llama3
-  double high_freq_factor = 4.0;       // llama3
-  int64_t original_max_position = 0;   // llama3
+  double factor = 1.0;                // linear, llama3
+  double low_freq_factor = 1.0;       // llama3
+  double high_freq_factor = 4.0;      // llama3
+  int64_t original_max_position = 0;  // llama3
 };
 
 /// The seven linears of a block, in this order everywhere.
@@ -30,26 +30,34 @@ constexpr int kNumProjections = 7;
 /// "q_proj", ...
 std::string_view projection_name(Projection projection);
 
+/// Widths that decide the shapes of a block's linears; of a whole model, or of one worker's shard.
+struct ProjectionWidths {
+  int64_t hidden = 0, intermediate = 0, q = 0, kv = 0;
+  int64_t out(Projection projection) const;
+  int64_t in(Projection projection) const;
+};
+
 struct ModelConfig {
-  std::string architecture;   // "LlamaForCausalLM"
-  std::string name;           // folder name, for people
+  std::string architecture;  // "LlamaForCausalLM"
+  std::string name;          // folder name, for people
   int64_t vocab_size = 0, hidden = 0, intermediate = 0;
   int64_t num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
   int64_t max_position = 0;
   double rms_eps = 1e-6;
   bool tied_embeddings = false;
-  bool attention_bias = false;   // q, k, v, o
-  bool mlp_bias = false;         // gate, up, down
+  bool attention_bias = false;  // q, k, v, o
+  bool mlp_bias = false;        // gate, up, down
   RopeConfig rope;
-  DType stored_dtype = DType::kF32;   // torch_dtype / dtype of the config; the files decide per tensor
-  std::vector<int64_t> eos_ids;       // generation_config.json first, then config.json
+  DType stored_dtype =
+      DType::kF32;               // torch_dtype / dtype of the config; the files decide per tensor
+  std::vector<int64_t> eos_ids;  // generation_config.json first, then config.json
   int64_t bos_id = -1;
 
   int64_t q_width() const { return num_heads * head_dim; }
   int64_t kv_width() const { return num_kv_heads * head_dim; }
-  /// Output and input width of a projection.
-  int64_t projection_out(Projection projection) const;
-  int64_t projection_in(Projection projection) const;
+  ProjectionWidths widths() const { return {hidden, intermediate, q_width(), kv_width()}; }
+  int64_t projection_out(Projection projection) const { return widths().out(projection); }
+  int64_t projection_in(Projection projection) const { return widths().in(projection); }
   bool projection_has_bias(Projection projection) const;
   /// Parameters of the whole model (a tied head counts once).
   int64_t num_parameters() const;
