@@ -23,6 +23,7 @@ namespace {
 
 constexpr double kBeatSeconds = 2;  // to the agents
 constexpr double kTickSeconds = 0.05;
+constexpr double kReadySeconds = 0.7;   // mpirun may swallow a signal that comes earlier
 constexpr double kSummarySeconds = 60;  // plain lines
 constexpr double kRowsSeconds = 0.5;    // records for launch
 constexpr double kGoodbyeSeconds = 10;
@@ -185,8 +186,6 @@ class Driver {
            cat("the wall time ends in ", format_duration(*settings.end_at - monotonic_now()),
                "; jobs checkpoint before that"));
     }
-    line(LogLevel::kInfo, "", "ready");
-    record(Json::object().set("event", "ready"));
     for (const auto& [rank, signal] : early_signals_) {
       coordinator_->request_stop(rank, signal, "signal before the start", monotonic_now());
     }
@@ -219,6 +218,14 @@ class Driver {
 
   // ---------------------------------------------------------------- loop
 
+  /// Says that signals to mpirun arrive from here on.
+  void say_ready() {
+    if (ready_said_) return;
+    ready_said_ = true;
+    line(LogLevel::kInfo, "", "ready");
+    record(Json::object().set("event", "ready"));
+  }
+
   void loop() {
     BackOff back_off;
     last_loop_ = monotonic_now();
@@ -227,6 +234,7 @@ class Driver {
       const double now = monotonic_now();
       take_signals(now);
       last_loop_ = now;
+      if (now - started_at_ > kReadySeconds) say_ready();
       bool busy = receive(now);
       if (own_agent_) busy = own_agent_->step(now) || busy;
       if (now - last_tick_ >= kTickSeconds) {
@@ -248,6 +256,7 @@ class Driver {
       }
     }
     perform();
+    say_ready();  // a short run has been ready, too
   }
 
   std::vector<int> wait_fds() const {
@@ -495,6 +504,7 @@ class Driver {
   std::unique_ptr<Coordinator> coordinator_;
   int attempt_ = 1;
   bool journal_failed_ = false;
+  bool ready_said_ = false;
   double last_loop_ = 0, last_tick_ = 0, last_beat_ = 0, last_rows_ = 0, last_summary_ = -1;
   Reason end_reason_ = Reason::kInternal;
   std::string end_text_;

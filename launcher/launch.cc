@@ -27,7 +27,8 @@ namespace galley::launcher {
 namespace {
 
 constexpr int kPollMs = 100;
-constexpr double kHangSeconds = 15;  // mpirun's time after the last word of the run
+constexpr double kListeningSeconds = 0.7;  // from the run's first record
+constexpr double kHangSeconds = 15;        // mpirun's time after the last word of the run
 // The same when the code is not 0: mpirun then waits for both of its kill timers (20 s) although
 // every rank has left.
 constexpr double kHangNonZeroSeconds = 3;
@@ -209,8 +210,11 @@ class Launch {
                                    ? "stopping: jobs checkpoint at their next step (again: at once)"
                                    : "stopping at once"));
     }
-    // Before the run listens, mpirun would swallow a signal or die of it.
-    while (listening_ && signals_passed_ < std::min(signals_taken_, 2)) {
+    // Before all ranks are up, mpirun would die of a signal; a moment later it may still swallow
+    // it.
+    const bool listening =
+        first_record_at_ >= 0 && monotonic_now() - first_record_at_ > kListeningSeconds;
+    while (listening && signals_passed_ < std::min(signals_taken_, 2)) {
       ++signals_passed_;
       mpirun_->kill(SIGUSR1);
       if (signals_passed_ < signals_taken_)
@@ -243,7 +247,7 @@ class Launch {
 
   void on_record(const Json& record) {
     const std::string event = record.get_string("event");
-    listening_ = true;
+    if (first_record_at_ < 0) first_record_at_ = monotonic_now();
     if (event == "directory") directory_.path = record.get_string("path");
     if (event == "line") {
       display_.line(
@@ -310,7 +314,7 @@ class Launch {
   RunDirectory directory_;  // told by the run
   std::string pending_;     // of mpirun's stderr, an unfinished line
   bool errors_closed_ = false;
-  bool listening_ = false;  // the run has MPI up and reads signals
+  double first_record_at_ = -1;  // MPI is up, the run reads signals
   int signals_taken_ = 0, signals_passed_ = 0;
   std::optional<int> code_;  // told by the run
   double ended_at_ = -1, goodbye_at_ = -1, impatient_since_ = -1;

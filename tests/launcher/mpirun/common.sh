@@ -27,6 +27,7 @@ expect_in() { grep -q -- "$1" "$2" || fail "no \"$1\" in $2"; }
 # start N ARGUMENTS...: galley run under mpirun in the background, its pid in RUN.
 start() {
   local ranks=$1; shift
+  rm -f stdout log  # or the wait for a line would find the last run's
   timeout 60 $M -n "$ranks" "$G" run "$@" > stdout 2> log &
   RUN=$!
 }

@@ -34,6 +34,7 @@ rm -rf runs; mkdir bin; printf '#!/bin/sh\necho "$@" >> %s/asked\n' "$DIR" > bin
 printf '#!/bin/sh\nexit 1\n' > bin/squeue; chmod +x bin/*
 printf 'a 5 60000 1\n' > fake
 for i in 1 2 3 4; do
+  rm -f log
   PATH=$DIR/bin:$PATH SLURM_JOB_ID=77 "$G" launch -n 2 --requeue --cluster cluster.toml fake \
     --run r$((i > 0)) -- --oversubscribe --mca ras ^slurm --mca plm ^slurm > stdout 2> log &
   RUN=$!
