@@ -18,7 +18,7 @@ namespace galley::launcher {
 
 struct AgentSettings {
   double beat_every_s = 1;
-  double memory_every_s = 0.1;       // samples of a worker's resident memory
+  double memory_every_s = 0.02;      // samples of a worker's resident memory
   double memory_report_s = 1;        // a new peak is told at most so often
   double worker_silent_s = 20;       // no beat of the side thread: stopped or gone mad
   double leave_s = 10;               // from its last word to its end

@@ -181,7 +181,9 @@ class Driver {
                 ? " emulated GPUs"
                 : " host devices",
             ", ", coordinator_->world().agents.size(), " agents"));
-    if (settings.end_at) {
+    // "Unlimited" is a year to Slurm; nobody needs to read that.
+    constexpr double kWorthSaying = 30 * 86400.0;
+    if (settings.end_at && *settings.end_at - monotonic_now() < kWorthSaying) {
       line(LogLevel::kInfo, "",
            cat("the wall time ends in ", format_duration(*settings.end_at - monotonic_now()),
                "; jobs checkpoint before that"));

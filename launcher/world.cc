@@ -72,6 +72,18 @@ void warn_of_gpus(const std::vector<Hello>& hellos, RunWorld* world) {
   }
 }
 
+/// Cards that answer, but that this version does not train on.
+void warn_of_idle_gpus(const std::vector<Hello>& hellos, RunWorld* world) {
+  std::set<std::string> hosts;
+  for (const Hello& hello : hellos) {
+    if (hello.gpu_driver) hosts.insert(hello.host);
+  }
+  if (hosts.empty()) return;
+  world->warnings.push_back(cat(
+      "there is a GPU driver on ", join(std::vector<std::string>(hosts.begin(), hosts.end()), ", "),
+      ", but this version trains on the host devices only; the GPUs stay idle"));
+}
+
 void add_emulated(const placement::Cluster& file, const std::vector<Hello>& hellos,
                   RunWorld* world) {
   world->cluster = file;
@@ -175,6 +187,7 @@ RunWorld build_world(const std::vector<Hello>& hellos,
     add_emulated(*cluster_file, hellos, &world);
   } else {
     warn_of_gpus(hellos, &world);
+    warn_of_idle_gpus(hellos, &world);
     add_host_devices(hellos, &world);
   }
   return world;
