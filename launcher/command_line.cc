@@ -82,8 +82,7 @@ void add_launch(Parser* p) {
   CLI::App* sub =
       p->command("launch", "start mpirun with galley run: bars, signals, exit code, requeue");
   add_run_flags(sub, &options->run);
-  sub->add_option("-n", options->num_ranks,
-                  "ranks (default: from Slurm, else 2)")
+  sub->add_option("-n", options->num_ranks, "ranks (default: from Slurm, else 2)")
       ->check(CLI::Range(1, 100000));
   sub->add_flag("--requeue", options->requeue, "on 75 call scontrol requeue for this Slurm job");
   sub->add_option("--max-requeues", options->max_requeues, "in a row without a new step")

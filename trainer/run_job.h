@@ -1,8 +1,8 @@
 // run_job: one training job in one worker, from assignment to adapter.
 //
 // Opens its device, loads and packs the weights, resumes from the newest valid checkpoint, trains,
-// checkpoints, writes the adapter. Single-threaded apart from the device's pool; talks to the outside
-// through JobEvents only. Never touches MPI.
+// checkpoints, writes the adapter. Single-threaded apart from the device's pool; talks to the
+// outside through JobEvents only. Never touches MPI.
 #pragma once
 
 #include <cstdint>
@@ -18,42 +18,48 @@ namespace galley::trainer {
 /// Everything a worker needs to know; a value with a JSON form (sent in the Assign message).
 struct TrainAssignment {
   model::TrainSpec spec;
-  std::string job_directory;            // RUN/jobs/NAME
-  std::string token_file;               // RUN/tokens/NAME.bin
+  std::string job_directory;  // RUN/jobs/NAME
+  std::string token_file;     // RUN/tokens/NAME.bin
   int64_t micro_batch_tokens = 0;
   bool recompute_blocks = false;
   DType weight_dtype = DType::kF32;
-  uint64_t capacity_bytes = 0;          // of the (emulated) GPU
+  uint64_t capacity_bytes = 0;  // of the (emulated) GPU
   int threads = 1;
   std::vector<int> cpus;
   double checkpoint_every_s = 600;
   int keep_checkpoints = 2;
-  uint64_t planned_bytes = 0;           // what the plan said; the trainer checks that it allocates just that
+  uint64_t planned_bytes = 0;  // what the plan said; the trainer checks that it allocates just that
 };
 Json to_json(const TrainAssignment& assignment);
 TrainAssignment train_assignment_from_json(const Json& json);
 
 struct JobProgress {
-  int64_t step = 0, total_steps = 0;    // optimizer steps done
+  int64_t step = 0, total_steps = 0;  // optimizer steps done
   double epoch = 0;
-  double loss = 0;                      // mean over the targets of the last global batch, before its step
-  double gradient_norm = 0;             // before clipping
-  double learning_rate = 0;             // used in the last step
+  double loss = 0;           // mean over the targets of the last global batch, before its step
+  double gradient_norm = 0;  // before clipping
+  double learning_rate = 0;  // used in the last step
   int64_t step_tokens = 0, step_targets = 0;
-  double tokens_per_second = 0;         // of the last step
-  uint64_t allocated_bytes = 0;         // by the device
-  int64_t checkpoint_step = 0;          // of the newest checkpoint
+  double tokens_per_second = 0;  // of the last step
+  uint64_t allocated_bytes = 0;  // by the device
+  int64_t checkpoint_step = 0;   // of the newest checkpoint
 };
 
-enum class JobCommand { kNone, kCheckpoint, kStop };   // kStop: checkpoint at the next step border, return
+enum class JobCommand {
+  kNone,
+  kCheckpoint,
+  kStop
+};  // kStop: checkpoint at the next step border, return
 
 /// The worker's way to talk to its agent. Called from run_job's thread.
 class JobEvents {
  public:
   virtual ~JobEvents() = default;
-  /// Sign of progress: loading, an operation, a micro batch ("load 35 %", "step 12, micro batch 3").
+  /// Sign of progress: loading, an operation, a micro batch ("load 35 %", "step 12, micro batch
+  /// 3").
   virtual void alive(const std::string& what) = 0;
-  /// Resumed at `step` (0: from scratch); `note` names a skipped broken checkpoint or another machine.
+  /// Resumed at `step` (0: from scratch); `note` names a skipped broken checkpoint or another
+  /// machine.
   virtual void started(int64_t step, int64_t total_steps, const std::string& note) = 0;
   virtual void progress(const JobProgress& progress) = 0;
   virtual void checkpointed(int64_t step, double seconds) = 0;
@@ -65,12 +71,12 @@ class JobEvents {
 struct JobResult {
   enum class Outcome { kFinished, kStopped } outcome = Outcome::kFinished;
   JobProgress last;
-  std::string adapter_directory;        // when finished
+  std::string adapter_directory;  // when finished
   uint64_t planned_bytes = 0, allocated_bytes = 0;
 };
 
-/// Throws Error for what ends the job (kNumerics, kBadCheckpoint, kDiskFull, kOutOfMemory, ...). When a
-/// finished adapter is already there and valid it returns kFinished at once.
+/// Throws Error for what ends the job (kNumerics, kBadCheckpoint, kDiskFull, kOutOfMemory, ...).
+/// When a finished adapter is already there and valid it returns kFinished at once.
 JobResult run_job(const TrainAssignment& assignment, JobEvents& events);
 
 /// Newest valid checkpoint of a job directory: its step, or -1.

@@ -2,9 +2,10 @@
 // (host/host_device.h: OpSet), CUDA has LinearOps and ElementwiseOps so far.
 //
 // All tensors are row-major f32 unless a WeightHandle says otherwise; `stride` is the distance of
-// rows in elements. Pointers are device memory except where "host" is written. Comments give shapes:
-// T tokens, h hidden, r lora rank. "adds" = the output accumulates, "sets" = it is overwritten.
-// Public functions check shapes once (GALLEY_CHECK) and call the protected virtual do_ functions.
+// rows in elements. Pointers are device memory except where "host" is written. Comments give
+// shapes: T tokens, h hidden, r lora rank. "adds" = the output accumulates, "sets" = it is
+// overwritten. Public functions check shapes once (GALLEY_CHECK) and call the protected virtual do_
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,8 @@ struct ConstMatrix {
   const float* data = nullptr;
   int64_t rows = 0, cols = 0, stride = 0;
   ConstMatrix() = default;
-  ConstMatrix(const float* d, int64_t r, int64_t c, int64_t s) : data(d), rows(r), cols(c), stride(s) {}
+  ConstMatrix(const float* d, int64_t r, int64_t c, int64_t s)
+      : data(d), rows(r), cols(c), stride(s) {}
   ConstMatrix(const Matrix& m) : data(m.data), rows(m.rows), cols(m.cols), stride(m.stride) {}
 };
 
@@ -41,9 +43,9 @@ struct WeightHandle {
 
 /// The low-rank part that a linear adds: y += (xa * scale) b^T.
 struct LowRank {
-  ConstMatrix xa;     // [T, r]
-  ConstMatrix b;      // [out, r] for forward; for backward_input pass a [r, in] as `a`
-  ConstMatrix a;      // [r, in]
+  ConstMatrix xa;  // [T, r]
+  ConstMatrix b;   // [out, r] for forward; for backward_input pass a [r, in] as `a`
+  ConstMatrix a;   // [r, in]
   float scale = 1.0f;
 };
 
@@ -63,19 +65,27 @@ class LinearOps {
                       const Matrix& dx, Write write);
   /// Plain products of f32 matrices, all with alpha:
   /// c [m, n] sets/adds alpha * a [m, k] b [n, k]^T.
-  void matmul_nt(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c, Write write);
+  void matmul_nt(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c,
+                 Write write);
   /// c [m, n] sets/adds alpha * a [m, k] b [k, n].
-  void matmul_nn(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c, Write write);
+  void matmul_nn(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c,
+                 Write write);
   /// c [m, n] sets/adds alpha * a [k, m]^T b [k, n].
-  void matmul_tn(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c, Write write);
+  void matmul_tn(const ConstMatrix& a, const ConstMatrix& b, float alpha, const Matrix& c,
+                 Write write);
 
  protected:
   virtual void do_pack_weight(const WeightHandle&, DType, const void*, int64_t, int64_t) = 0;
-  virtual void do_forward(const ConstMatrix&, const WeightHandle&, const LowRank*, const Matrix&, Write) = 0;
-  virtual void do_backward_input(const ConstMatrix&, const WeightHandle&, const LowRank*, const Matrix&, Write) = 0;
-  virtual void do_matmul_nt(const ConstMatrix&, const ConstMatrix&, float, const Matrix&, Write) = 0;
-  virtual void do_matmul_nn(const ConstMatrix&, const ConstMatrix&, float, const Matrix&, Write) = 0;
-  virtual void do_matmul_tn(const ConstMatrix&, const ConstMatrix&, float, const Matrix&, Write) = 0;
+  virtual void do_forward(const ConstMatrix&, const WeightHandle&, const LowRank*, const Matrix&,
+                          Write) = 0;
+  virtual void do_backward_input(const ConstMatrix&, const WeightHandle&, const LowRank*,
+                                 const Matrix&, Write) = 0;
+  virtual void do_matmul_nt(const ConstMatrix&, const ConstMatrix&, float, const Matrix&,
+                            Write) = 0;
+  virtual void do_matmul_nn(const ConstMatrix&, const ConstMatrix&, float, const Matrix&,
+                            Write) = 0;
+  virtual void do_matmul_tn(const ConstMatrix&, const ConstMatrix&, float, const Matrix&,
+                            Write) = 0;
 };
 
 class ElementwiseOps {
@@ -91,7 +101,8 @@ class ElementwiseOps {
 
  protected:
   virtual void do_swiglu_forward(const ConstMatrix&, const ConstMatrix&, const Matrix&) = 0;
-  virtual void do_swiglu_backward(const ConstMatrix&, const ConstMatrix&, const ConstMatrix&, const Matrix&, const Matrix&) = 0;
+  virtual void do_swiglu_backward(const ConstMatrix&, const ConstMatrix&, const ConstMatrix&,
+                                  const Matrix&, const Matrix&) = 0;
   virtual void do_add(const ConstMatrix&, const Matrix&) = 0;
 };
 
@@ -101,7 +112,8 @@ class TokenOps {
   /// y [T, in] sets rows `ids` (device i32 [T]) of a packed weight, widened to f32.
   void gather_rows(const WeightHandle& table, const int32_t* ids, const Matrix& y);
   /// y sets x * rstd * weight [h]; rstd [T] sets 1 / sqrt(mean(x^2) + eps) (sum in f32 or better).
-  void rmsnorm_forward(const ConstMatrix& x, const float* weight, float eps, const Matrix& y, float* rstd);
+  void rmsnorm_forward(const ConstMatrix& x, const float* weight, float eps, const Matrix& y,
+                       float* rstd);
   /// dx sets/adds the gradient; the weight is frozen.
   void rmsnorm_backward(const ConstMatrix& dy, const ConstMatrix& x, const float* weight,
                         const float* rstd, const Matrix& dx, Write write);
@@ -114,52 +126,64 @@ class TokenOps {
   /// y sets x * mask / (1 - p): the mask of element (row, col) is a pure function of
   /// (seed, stream, row_ids[row], col), so recomputation and any batch split give the same mask.
   /// row_ids: device u64 [T], the caller's stable identity of a token.
-  void dropout(const ConstMatrix& x, float p, uint64_t seed, uint64_t stream, const uint64_t* row_ids,
-               const Matrix& y, Write write);
+  void dropout(const ConstMatrix& x, float p, uint64_t seed, uint64_t stream,
+               const uint64_t* row_ids, const Matrix& y, Write write);
 
  protected:
   virtual void do_gather_rows(const WeightHandle&, const int32_t*, const Matrix&) = 0;
-  virtual void do_rmsnorm_forward(const ConstMatrix&, const float*, float, const Matrix&, float*) = 0;
-  virtual void do_rmsnorm_backward(const ConstMatrix&, const ConstMatrix&, const float*, const float*, const Matrix&, Write) = 0;
-  virtual void do_rope(const Matrix&, int64_t, const float*, const float*, const int32_t*, Direction) = 0;
-  virtual void do_dropout(const ConstMatrix&, float, uint64_t, uint64_t, const uint64_t*, const Matrix&, Write) = 0;
+  virtual void do_rmsnorm_forward(const ConstMatrix&, const float*, float, const Matrix&,
+                                  float*) = 0;
+  virtual void do_rmsnorm_backward(const ConstMatrix&, const ConstMatrix&, const float*,
+                                   const float*, const Matrix&, Write) = 0;
+  virtual void do_rope(const Matrix&, int64_t, const float*, const float*, const int32_t*,
+                       Direction) = 0;
+  virtual void do_dropout(const ConstMatrix&, float, uint64_t, uint64_t, const uint64_t*,
+                          const Matrix&, Write) = 0;
 };
 
 /// One run of query rows of one sequence against its keys and values (causal).
 struct AttentionItem {
-  int64_t query_row = 0;      // first row in q, o, dq, do
+  int64_t query_row = 0;  // first row in q, o, dq, do
   int64_t num_queries = 0;
-  int64_t key_row = 0;        // first row of the sequence in k, v (rows are contiguous)
-  int64_t num_keys = 0;       // the last query row sees all of them, the one before one less, ...
+  int64_t key_row = 0;   // first row of the sequence in k, v (rows are contiguous)
+  int64_t num_keys = 0;  // the last query row sees all of them, the one before one less, ...
 };
 struct AttentionShape {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  float scale = 0;            // usually 1 / sqrt(head_dim)
+  float scale = 0;  // usually 1 / sqrt(head_dim)
 };
 
 class AttentionOps {
  public:
   virtual ~AttentionOps() = default;
   /// o [T, heads * d] sets softmax(q k^T scale, causal) v per item; lse [T, heads] sets the
-  /// log-sum-exp of the scaled scores (may be null when no backward follows). s x s is never stored.
-  void forward(const AttentionShape& shape, std::span<const AttentionItem> items, const ConstMatrix& q,
-               const ConstMatrix& k, const ConstMatrix& v, const Matrix& o, float* lse);
+  /// log-sum-exp of the scaled scores (may be null when no backward follows). s x s is never
+  /// stored.
+  void forward(const AttentionShape& shape, std::span<const AttentionItem> items,
+               const ConstMatrix& q, const ConstMatrix& k, const ConstMatrix& v, const Matrix& o,
+               float* lse);
   /// dq sets; dk, dv [rows, kv_heads * d] ADD (accumulators across windows: see methods, 3.5).
-  void backward(const AttentionShape& shape, std::span<const AttentionItem> items, const ConstMatrix& q,
-                const ConstMatrix& k, const ConstMatrix& v, const ConstMatrix& o, const float* lse,
-                const ConstMatrix& d_o, const Matrix& dq, const Matrix& dk, const Matrix& dv);
+  void backward(const AttentionShape& shape, std::span<const AttentionItem> items,
+                const ConstMatrix& q, const ConstMatrix& k, const ConstMatrix& v,
+                const ConstMatrix& o, const float* lse, const ConstMatrix& d_o, const Matrix& dq,
+                const Matrix& dk, const Matrix& dv);
 
  protected:
-  virtual void do_forward(const AttentionShape&, std::span<const AttentionItem>, const ConstMatrix&, const ConstMatrix&, const ConstMatrix&, const Matrix&, float*) = 0;
-  virtual void do_backward(const AttentionShape&, std::span<const AttentionItem>, const ConstMatrix&, const ConstMatrix&, const ConstMatrix&, const ConstMatrix&, const float*, const ConstMatrix&, const Matrix&, const Matrix&, const Matrix&) = 0;
+  virtual void do_forward(const AttentionShape&, std::span<const AttentionItem>, const ConstMatrix&,
+                          const ConstMatrix&, const ConstMatrix&, const Matrix&, float*) = 0;
+  virtual void do_backward(const AttentionShape&, std::span<const AttentionItem>,
+                           const ConstMatrix&, const ConstMatrix&, const ConstMatrix&,
+                           const ConstMatrix&, const float*, const ConstMatrix&, const Matrix&,
+                           const Matrix&, const Matrix&) = 0;
 };
 
 class LossOps {
  public:
   virtual ~LossOps() = default;
-  /// logits [n, V] -> in place gradient (softmax - onehot) * gradient_scale; losses (device f64 [n])
-  /// sets -log softmax of the target. targets: device i32 [n]. Log-sum-exp accumulates in f64.
-  void cross_entropy(const Matrix& logits, const int32_t* targets, float gradient_scale, double* losses);
+  /// logits [n, V] -> in place gradient (softmax - onehot) * gradient_scale; losses (device f64
+  /// [n]) sets -log softmax of the target. targets: device i32 [n]. Log-sum-exp accumulates in f64.
+  void cross_entropy(const Matrix& logits, const int32_t* targets, float gradient_scale,
+                     double* losses);
   /// The same without writing the gradient.
   void cross_entropy_loss_only(const ConstMatrix& logits, const int32_t* targets, double* losses);
 
@@ -170,8 +194,8 @@ class LossOps {
 
 struct AdamWStep {
   double learning_rate = 0, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
-  int64_t step = 1;              // of this optimizer, from 1: bias correction
-  float gradient_scale = 1.0f;   // clipping factor, applied while reading
+  int64_t step = 1;             // of this optimizer, from 1: bias correction
+  float gradient_scale = 1.0f;  // clipping factor, applied while reading
 };
 
 class OptimizerOps {

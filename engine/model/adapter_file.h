@@ -11,8 +11,8 @@ namespace galley::model {
 struct Adapter {
   LoraSettings settings;
   std::vector<AdaptedLinear> linears;
-  std::vector<float> values;             // flat vector of trainable_tensors(linears)
-  std::string base_model;                // base_model_name_or_path
+  std::vector<float> values;  // flat vector of trainable_tensors(linears)
+  std::string base_model;     // base_model_name_or_path
 };
 
 /// Reads a folder for this base model. kMissingPath; kBadCheckpoint listing unmatched or missing

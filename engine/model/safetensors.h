@@ -1,8 +1,9 @@
 // safetensors files: a strict reader over memory maps, and a writer.
 //
 // Format: 8-byte little-endian header length, JSON header, data. The reader checks the header size,
-// every dtype, shape x dtype = bytes, no holes, no overlaps, nothing behind the data; names a Git LFS
-// pointer file or a truncated file as what it is. Values; views live as long as the file object.
+// every dtype, shape x dtype = bytes, no holes, no overlaps, nothing behind the data; names a Git
+// LFS pointer file or a truncated file as what it is. Values; views live as long as the file
+// object.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct StoredTensor {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
-  const std::byte* bytes = nullptr;   // into the map
+  const std::byte* bytes = nullptr;  // into the map
   uint64_t num_bytes = 0;
   int64_t num_elements() const;
   /// Copies to f32 (exact widening of bf16, f16; f64 rounds).
@@ -38,8 +39,8 @@ class SafetensorsFile {
  private:
   explicit SafetensorsFile(MappedFile file) : file_(std::move(file)) {}
   MappedFile file_;
-  std::vector<StoredTensor> tensors_;   // in file order
-  std::map<std::string, size_t> index_; // by name
+  std::vector<StoredTensor> tensors_;    // in file order
+  std::map<std::string, size_t> index_;  // by name
   std::map<std::string, std::string> metadata_;
 };
 

@@ -16,8 +16,12 @@ namespace galley::model {
 enum class LossKind { kAssistant, kCompletion, kAll };
 enum class Truncation { kKeepStart, kKeepEnd };
 enum class ScheduleKind { kConstant, kLinear, kCosine };
-enum class Precision { kAuto, kF32, kBf16 };     // of the stored base weights; kAuto: as stored (f16 -> f32)
-enum class Recompute { kAuto, kNone, kBlock };   // kAuto: the planner chooses
+enum class Precision {
+  kAuto,
+  kF32,
+  kBf16
+};  // of the stored base weights; kAuto: as stored (f16 -> f32)
+enum class Recompute { kAuto, kNone, kBlock };  // kAuto: the planner chooses
 
 struct DataSource {
   std::string path;
@@ -26,32 +30,33 @@ struct DataSource {
 
 struct TrainSpec {
   std::string name;
-  std::string model;                    // folder
+  std::string model;  // folder
   std::vector<DataSource> data;
   LoraSettings lora;
   // Optimizer (AdamW).
   double learning_rate = 2e-4, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.0;
-  double clip_norm = 1.0;               // 0: none
+  double clip_norm = 1.0;  // 0: none
   ScheduleKind schedule = ScheduleKind::kCosine;
-  int64_t warmup_steps = -1;            // -1: from warmup_fraction
+  int64_t warmup_steps = -1;  // -1: from warmup_fraction
   double warmup_fraction = 0.03;
-  int64_t global_batch = 16;            // rows
-  int64_t sequence = 2048;              // longest row in tokens
+  int64_t global_batch = 16;  // rows
+  int64_t sequence = 2048;    // longest row in tokens
   double epochs = 3;
-  int64_t max_steps = -1;               // -1: from epochs
+  int64_t max_steps = -1;  // -1: from epochs
   uint64_t seed = 0;
   Precision precision = Precision::kAuto;
   Recompute recompute = Recompute::kAuto;
   LossKind loss = LossKind::kAssistant;
   Truncation truncation = Truncation::kKeepStart;
-  bool special_tokens_in_messages = false;   // true: special-token strings in messages become special tokens
-  std::string chat_template;            // file; empty: the model folder's
+  bool special_tokens_in_messages =
+      false;                  // true: special-token strings in messages become special tokens
+  std::string chat_template;  // file; empty: the model folder's
   int64_t priority = 0;
   // Pins ([train.plan]); empty or -1: galley's business.
   std::string gpu_type;
   int64_t micro_batch_tokens = -1;
-  int64_t threads = -1;                 // host device threads
-  std::string kernels;                  // host kernel set
+  int64_t threads = -1;  // host device threads
+  std::string kernels;   // host kernel set
 };
 
 Json to_json(const TrainSpec& spec);

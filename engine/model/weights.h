@@ -16,9 +16,13 @@ namespace galley::model {
 
 /// The place of a weight in the network.
 enum class WeightRole : uint8_t {
-  kEmbedding, kHead, kFinalNorm,                 // layer = -1
-  kAttentionNorm, kMlpNorm,                      // [hidden]
-  kProjection, kProjectionBias,                  // with `projection`
+  kEmbedding,
+  kHead,
+  kFinalNorm,  // layer = -1
+  kAttentionNorm,
+  kMlpNorm,  // [hidden]
+  kProjection,
+  kProjectionBias,  // with `projection`
 };
 struct WeightId {
   WeightRole role = WeightRole::kEmbedding;

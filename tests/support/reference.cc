@@ -35,7 +35,8 @@ bool reference_required() { return variable_or("GALLEY_REQUIRE_REFERENCE", "0") 
 
 std::string scratch_directory(const std::string& name) {
   struct Root {
-    std::string path = cat(std::filesystem::temp_directory_path().string(), "/galley-test-", getpid());
+    std::string path =
+        cat(std::filesystem::temp_directory_path().string(), "/galley-test-", getpid());
     pid_t owner = getpid();
     ~Root() {
       std::error_code ignored;

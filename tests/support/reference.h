@@ -15,7 +15,8 @@ namespace galley::testing {
 
 /// Path of `name` inside the reference folder; empty when it is not there.
 std::string reference_path(const std::string& name);
-/// Path of the SmolLM2-135M folder (GALLEY_SMOLLM2, made by scripts/fetch-model); empty when missing.
+/// Path of the SmolLM2-135M folder (GALLEY_SMOLLM2, made by scripts/fetch-model); empty when
+/// missing.
 std::string smollm2_path();
 /// True when a missing reference is a failure.
 bool reference_required();
@@ -42,12 +43,12 @@ class CaseCount {
 }  // namespace galley::testing
 
 /// `variable` = the path, or skips (fails when required) the test.
-#define GALLEY_NEED_PATH(variable, expression, what)                                   \
-  const std::string variable = (expression);                                           \
-  if (variable.empty()) {                                                              \
-    if (::galley::testing::reference_required()) {                                     \
-      FAIL() << what << " is missing, but GALLEY_REQUIRE_REFERENCE is set";            \
-    }                                                                                  \
+#define GALLEY_NEED_PATH(variable, expression, what)                                     \
+  const std::string variable = (expression);                                             \
+  if (variable.empty()) {                                                                \
+    if (::galley::testing::reference_required()) {                                       \
+      FAIL() << what << " is missing, but GALLEY_REQUIRE_REFERENCE is set";              \
+    }                                                                                    \
     GTEST_SKIP() << what << " is not here; set GALLEY_REFERENCE or see CONTRIBUTING.md"; \
   }
 #define GALLEY_NEED_REFERENCE(variable, name) \
