@@ -70,6 +70,10 @@ std::string head_line(const placement::Cluster& cluster, size_t num_jobs) {
   const auto plural = [](size_t n, const char* noun) {
     return cat(n, " ", noun, n == 1 ? "" : "s");
   };
+  if (types == std::vector<std::string>{predictor::kHostTypeName}) {
+    return cat("No GPU: ", plural(cluster.gpus.size(), "host device"), ", ",
+               plural(num_jobs, "job"), ".");
+  }
   return cat(plural(types.size(), "GPU type"), ", ", plural(cluster.gpus.size(), "GPU"),
              cluster.emulated ? " (emulated on the host device)" : "", ", ",
              plural(num_jobs, "job"), ".");
