@@ -22,7 +22,8 @@ namespace {
 constexpr std::string_view kTemporaryMark = ".galley-tmp-";
 
 FileDescriptor open_for_read(const std::string& path) {
-  FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without O_NONBLOCK a named pipe that nobody writes to would hold us here for ever.
+  FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) throw_errno("open", path, errno);
   return fd;
 }
@@ -36,6 +37,17 @@ struct stat status_of(int fd, const std::string& path) {
   return status;
 }
 
+void require_regular(const struct stat& status, const std::string& path) {
+  if (S_ISREG(status.st_mode)) return;
+  throw Error(Reason::kMissingPath,
+              path + " is a pipe, socket or device, a file is needed here; copy it into a file");
+}
+
+/// What a shell hands over with <(...), or standard input: pipes that somebody does write to.
+bool is_handed_over(const std::string& path) {
+  return path.starts_with("/dev/fd/") || path.starts_with("/proc/") || path == "/dev/stdin";
+}
+
 }  // namespace
 
 void FileDescriptor::reset(int fd) {
@@ -46,6 +58,8 @@ void FileDescriptor::reset(int fd) {
 std::string read_file(const std::string& path, uint64_t max_bytes) {
   const FileDescriptor fd = open_for_read(path);
   const struct stat status = status_of(fd.get(), path);
+  if (!is_handed_over(path)) require_regular(status, path);
+  ::fcntl(fd.get(), F_SETFL, O_RDONLY);  // reads wait again
   if (static_cast<uint64_t>(status.st_size) > max_bytes) {
     throw Error(Reason::kIo, cat(path, " has ", status.st_size, " bytes, more than the limit of ",
                                  max_bytes, " for such a file"));
@@ -128,7 +142,9 @@ std::string path_name(const std::string& path) {
 
 MappedFile::MappedFile(const std::string& path) {
   const FileDescriptor fd = open_for_read(path);
-  size_ = static_cast<size_t>(status_of(fd.get(), path).st_size);
+  const struct stat status = status_of(fd.get(), path);
+  require_regular(status, path);
+  size_ = static_cast<size_t>(status.st_size);
   if (size_ == 0) return;
   void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd.get(), 0);
   if (address == MAP_FAILED) throw_errno("map", path, errno);

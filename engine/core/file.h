@@ -16,7 +16,8 @@
 
 namespace galley {
 
-/// Whole file; `max_bytes` guards against a surprise (throws kIo beyond it).
+/// Whole file; `max_bytes` guards against a surprise (throws kIo beyond it). Named pipes, sockets
+/// and devices are refused at once (kMissingPath); what a shell hands over with <(...) is read.
 std::string read_file(const std::string& path, uint64_t max_bytes = uint64_t{1} << 32);
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);

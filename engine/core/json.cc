@@ -367,6 +367,11 @@ Json parse_json_or_throw(std::string_view text, const std::string& where, Reason
   Json value;
   JsonFault fault;
   if (parse_json(text, &value, &fault, limits)) return value;
+  if (text.starts_with("version https://git-lfs.github.com/spec")) {
+    throw Error(reason, cat(where,
+                            ": this is a Git LFS pointer, not the file; run `git lfs pull` in "
+                            "its folder"));
+  }
   const std::string_view before = text.substr(0, std::min(fault.offset, text.size()));
   const auto line = std::count(before.begin(), before.end(), '\n') + 1;
   const size_t line_begin = before.rfind('\n');

@@ -289,7 +289,10 @@ ModelConfig parse_model_config(const Json& json, const std::string& where) {
 
 ModelConfig read_model_config(const std::string& model_folder) {
   if (!is_directory(model_folder)) {
-    throw Error(Reason::kMissingPath, cat("model folder ", model_folder, " does not exist"));
+    throw Error(Reason::kMissingPath,
+                path_exists(model_folder)
+                    ? cat(model_folder, " is a file; a model is a folder with config.json in it")
+                    : cat("model folder ", model_folder, " does not exist"));
   }
   const std::string path = path_join(model_folder, "config.json");
   if (!path_exists(path)) {

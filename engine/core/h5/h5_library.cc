@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <utility>
 
@@ -47,15 +48,25 @@ int errno_in(const std::string& text) {
   return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + kMark.size());
 }
 
+/// One line for people: the system's own reason where there is one, else the beginning of the stack
+/// (the library writes its whole chain of callers, twice, with buffers' addresses).
+std::string reason_in(std::string stack) {
+  if (const int error = errno_in(stack); error != 0) return std::strerror(error);
+  if (stack.empty()) return "no reason given";
+  constexpr size_t kMaxChars = 300;
+  std::replace(stack.begin(), stack.end(), '\n', ' ');
+  return stack.size() > kMaxChars ? stack.substr(0, kMaxChars) + "..." : stack;
+}
+
 [[noreturn]] void fail(const std::string& path, const std::string& call, Reason otherwise) {
   const std::string stack = take_error_stack();
   std::string hint;
-  if (stack.find("lock") != std::string::npos) {
+  if (stack.find("lock the file") != std::string::npos ||
+      stack.find("file locking") != std::string::npos) {
     hint = "; HDF5_USE_FILE_LOCKING asks for locks that this file system does not have: unset it";
   }
-  throw Error(
-      reason_from_errno(errno_in(stack), otherwise),
-      cat(path, ": HDF5 ", call, " failed: ", stack.empty() ? "no reason given" : stack, hint));
+  throw Error(reason_from_errno(errno_in(stack), otherwise),
+              cat(path, ": HDF5 ", call, " failed: ", reason_in(stack), hint));
 }
 
 /// A library id that closes itself.
