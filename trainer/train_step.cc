@@ -14,9 +14,13 @@ constexpr double kClipEpsilon = 1e-6;
 
 void require_finite(double value, const char* what, int64_t step) {
   if (std::isfinite(value)) return;
+  // Before the first update nothing of ours can have spoilt the numbers.
+  const char* remedy = step == 1
+                           ? "Before any training, so look for NaN or infinity in the model's "
+                             "weights, or use f32 weights"
+                           : "A smaller learning rate, clipping, or f32 weights may help";
   throw Error(Reason::kNumerics, cat("step ", step, ": the ", what,
-                                     " is not finite; nothing of this step is saved. A "
-                                     "smaller learning rate, clipping, or f32 weights may help"));
+                                     " is not finite; nothing of this step is saved. ", remedy));
 }
 
 }  // namespace
