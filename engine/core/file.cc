@@ -37,6 +37,12 @@ struct stat status_of(int fd, const std::string& path) {
   return status;
 }
 
+/// An absent parent is no missing input: what is asked for cannot be created.
+Reason creation_reason(int error) {
+  const Reason reason = reason_from_errno(error, Reason::kCannotCreate);
+  return reason == Reason::kMissingPath ? Reason::kCannotCreate : reason;
+}
+
 void require_regular(const struct stat& status, const std::string& path) {
   if (S_ISREG(status.st_mode)) return;
   throw Error(Reason::kMissingPath,
@@ -96,7 +102,9 @@ void make_directories(const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string part = path.substr(0, end);
     if (!part.empty() && ::mkdir(part.c_str(), 0700) != 0 && errno != EEXIST) {
-      throw_errno("create directory", part, errno, Reason::kCannotCreate);
+      const int error = errno;
+      throw Error(creation_reason(error),
+                  cat("cannot create directory ", part, ": ", std::string(strerror(error))));
     }
     if (end == std::string::npos) break;
   }
@@ -187,11 +195,16 @@ void sweep_temporaries(const std::string& directory) {
 
 AtomicFile::AtomicFile(std::string path, unsigned mode)
     : path_(std::move(path)), temporary_(temporary_beside(path_)) {
+  // The rename would put a file in the place of /dev/null or of somebody's pipe.
+  struct stat there {};
+  if (::stat(path_.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
+    throw Error(Reason::kCannotCreate, cat("cannot create ", path_, ": a ",
+                                           S_ISDIR(there.st_mode) ? "directory" : "device or pipe",
+                                           " of that name is in the way"));
+  }
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
   if (fd_ < 0) {
-    throw Error(reason_from_errno(errno, Reason::kCannotCreate) == Reason::kMissingPath
-                    ? Reason::kCannotCreate
-                    : reason_from_errno(errno, Reason::kCannotCreate),
+    throw Error(creation_reason(errno),
                 cat("cannot create ", path_, ": ", std::string(strerror(errno))));
   }
 }

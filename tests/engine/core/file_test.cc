@@ -42,6 +42,24 @@ TEST(File, a_device_is_refused_at_once) {
   refusal(Reason::kMissingPath, [] { MappedFile{"/dev/zero"}; });
 }
 
+TEST(File, nothing_but_a_file_is_ever_replaced) {
+  const std::string folder = galley::testing::scratch_directory("file");
+  ASSERT_EQ(mkfifo((folder + "/pipe").c_str(), 0600), 0);
+  make_directories(folder + "/directory");
+  for (const std::string& path : {folder + "/pipe", folder + "/directory"}) {
+    refusal(Reason::kCannotCreate, [&] { write_file_atomically(path, "text"); });
+  }
+  struct stat status {};
+  ASSERT_EQ(stat((folder + "/pipe").c_str(), &status), 0);
+  EXPECT_TRUE(S_ISFIFO(status.st_mode));
+}
+
+TEST(File, an_output_without_parent_cannot_be_created) {
+  const std::string folder = galley::testing::scratch_directory("file");
+  refusal(Reason::kCannotCreate, [&] { write_file_atomically(folder + "/none/a", "text"); });
+  refusal(Reason::kCannotCreate, [] { make_directories("/proc/none"); });
+}
+
 TEST(File, what_a_shell_hands_over_is_read_to_its_end) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
