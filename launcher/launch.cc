@@ -240,6 +240,7 @@ class Launch {
         on_record(*record);
       } else if (!code_) {
         display_.line(line);  // after the end mpirun only complains of the exit code
+        mpirun_spoke_ = true;
       }
     }
     pending_.erase(0, start);
@@ -295,6 +296,13 @@ class Launch {
     }
     if (signals_taken_ > 0) return again;
     if (mpirun_code == 0) return reason_traits(Reason::kInternal).exit_code;
+    // mpirun explains its own refusals; it is silent when a rank was killed while MPI started.
+    if (!mpirun_spoke_ || mpirun_code == 128 + SIGKILL) {
+      display_.line(
+          cat("galley: mpirun ended with ", mpirun_code,
+              " before the run began (was a rank killed?); the same command tries again"));
+      return again;
+    }
     return mpirun_code < 128 ? mpirun_code : reason_traits(Reason::kInternal).exit_code;
   }
 
@@ -314,6 +322,7 @@ class Launch {
   RunDirectory directory_;  // told by the run
   std::string pending_;     // of mpirun's stderr, an unfinished line
   bool errors_closed_ = false;
+  bool mpirun_spoke_ = false;    // lines that are no records: mpirun's own, or a rank's last words
   double first_record_at_ = -1;  // MPI is up, the run reads signals
   int signals_taken_ = 0, signals_passed_ = 0;
   std::optional<int> code_;  // told by the run
