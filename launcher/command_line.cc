@@ -224,7 +224,8 @@ void add_generate(Parser* p) {
   sub->add_option("--message", options->message, "one user message")
       ->excludes(input)
       ->excludes(prompt);
-  sub->add_option("--template", options->template_file, "template file instead of the model's");
+  sub->add_option("--template", options->template_file, "template file instead of the model's")
+      ->excludes(prompt);
   sub->add_option("--max-tokens", options->max_tokens, "new tokens at most")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();

@@ -62,6 +62,10 @@ class PromptReader {
       prompt.ids = chat(record, where);
     }
     if (prompt.ids.empty()) throw Error(Reason::kBadData, cat(where, ": the prompt has no tokens"));
+    if (static_cast<int64_t>(prompt.ids.size()) > config_.max_position) {
+      throw Error(Reason::kBadData, cat(where, ": the prompt has ", prompt.ids.size(), " tokens, ",
+                                        options_.model, " takes at most ", config_.max_position));
+    }
     for (const int32_t id : prompt.ids) {
       if (id < config_.vocab_size) continue;
       throw Error(Reason::kBadModel, cat(options_.model, ": the tokenizer gives id ", id,
@@ -172,11 +176,8 @@ int command_generate(const GenerateOptions& options, Streams streams) {
   if (prompts.empty()) return 0;
 
   int64_t longest = 0;
-  for (const Prompt& prompt : prompts)
+  for (const Prompt& prompt : prompts) {
     longest = std::max(longest, static_cast<int64_t>(prompt.ids.size()));
-  if (longest > config.max_position) {
-    throw Error(Reason::kBadData, cat("a prompt has ", longest, " tokens, ", options.model,
-                                      " takes at most ", config.max_position));
   }
   GenerationLimits limits;
   limits.max_positions = std::min(config.max_position, longest + options.max_tokens);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <set>
 
 #include "engine/core/file.h"
 #include "engine/core/strings.h"
@@ -247,7 +246,7 @@ void check_top_level(const ConfigValue& root, const Collector& collector) {
 void read_jobs(const ConfigValue& root, const Collector& collector, const Layers& defaults,
                JobFile* file) {
   const ConfigValue* train = root.find("train");
-  if (train == nullptr) {
+  if (train == nullptr || (train->kind == Kind::kArray && train->items.empty())) {
     collector.add(0, "there is no job: add a [[train]] section with name, model and data");
     return;
   }
@@ -372,17 +371,13 @@ std::string resolved_toml(const JobFile& file, Origins origins) {
   return out;
 }
 
-std::vector<std::string> differing_keys(const Json& old_spec, const Json& new_spec) {
-  std::set<std::string> keys;
-  const auto visit = [&](const Json& left, const Json& right) {
-    for (const auto& [key, value] : left.as_object()) {
-      const Json* other = right.find(key);
-      if (other == nullptr || !(*other == value)) keys.insert(key);
-    }
-  };
-  visit(old_spec, new_spec);
-  visit(new_spec, old_spec);
-  return {keys.begin(), keys.end()};
+std::vector<std::string> differing_keys(const model::TrainSpec& old_spec,
+                                        const model::TrainSpec& new_spec) {
+  std::vector<std::string> keys;
+  for (const TrainOption& option : train_options()) {
+    if (option.print(old_spec) != option.print(new_spec)) keys.emplace_back(option.key);
+  }
+  return keys;
 }
 
 }  // namespace galley::launcher

@@ -58,6 +58,7 @@ enum class Origins { kHidden, kShown };
 /// The resolved job file as TOML: every option spelled out, its origin as a comment.
 std::string resolved_toml(const JobFile& file, Origins origins = Origins::kShown);
 /// Keys in which two resolved jobs differ, for "edited job in an existing run directory".
-std::vector<std::string> differing_keys(const Json& old_spec, const Json& new_spec);
+std::vector<std::string> differing_keys(const model::TrainSpec& old_spec,
+                                        const model::TrainSpec& new_spec);
 
 }  // namespace galley::launcher

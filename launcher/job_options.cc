@@ -248,8 +248,8 @@ std::vector<TrainOption> make_options() {
       "name", "name of the job; names its files",
       [](V v, C, S s) {
         if (!is_plain_name(text_of(v))) {
-          fault(cat("\"", v.text,
-                    "\" cannot name files: use letters, digits, '.', '_' and '-', "
+          fault(cat(json_quote(v.text),
+                    " cannot name files: use letters, digits, '.', '_' and '-', "
                     "not starting with '.' or '-', at most 100 characters"));
         }
         s->name = v.text;

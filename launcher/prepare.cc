@@ -130,7 +130,9 @@ class Preparation {
         step();
         return true;
       } catch (const Error& error) {
-        if (!is_input_fault(error.reason())) throw;
+        if (!is_input_fault(error.reason())) {
+          throw Error(error.reason(), cat("job \"", entry.spec.name, "\": ", error.what()));
+        }
         problems_.push_back({entry.spec.name, error.reason(), error.what()});
         return false;
       }
@@ -190,6 +192,13 @@ class Preparation {
         static_cast<double>(summary.num_targets) / static_cast<double>(summary.num_tokens);
     job->data.measured = true;
     job->notes.push_back(summary.describe());
+    const int64_t steps = predictor::total_steps(spec, job->data.num_rows);
+    if (spec.warmup_steps >= steps) {
+      job->notes.push_back(cat("warm-up (", spec.warmup_steps,
+                               " steps) is as long as the whole job (", steps,
+                               " steps): the learning rate never reaches its peak"));
+      report_(cat(spec.name, ": ", job->notes.back()));
+    }
     report_(cat(spec.name, ": ", summary.describe(), result.reused ? " (tokenised before)" : ""));
   }
 
@@ -233,11 +242,24 @@ class Preparation {
   throw Error(problems.front().reason, join(lines, "\n"));
 }
 
+/// The record of a run directory's jobs; a broken one names the way out.
+Json read_resolved(const std::string& path) {
+  try {
+    return parse_json_or_throw(read_file(path), path, Reason::kIo);
+  } catch (const Error& error) {
+    throw Error(error.reason(),
+                cat(error.what(),
+                    "; the record of the run's settings is broken: remove this file "
+                    "to continue the run with the job file as it is, or start anew with "
+                    "--run NAME"));
+  }
+}
+
 /// Refuses a job that changed in a run directory that already has it.
 void refuse_edited_jobs(const std::string& run_directory, const JobFile& file) {
   const std::string path = path_join(run_directory, "resolved.json");
   if (!path_exists(path)) return;
-  const Json record = parse_json_or_throw(read_file(path), path, Reason::kIo);
+  const Json record = read_resolved(path);
   const Json* jobs = record.find("jobs");
   if (jobs == nullptr) return;
   std::vector<std::string> lines;
@@ -246,9 +268,8 @@ void refuse_edited_jobs(const std::string& run_directory, const JobFile& file) {
     if (old == nullptr) continue;
     const model::TrainSpec old_spec = model::train_spec_from_json(*old);
     if (model::spec_hash(old_spec) == model::spec_hash(entry.spec)) continue;
-    lines.push_back(
-        cat("job \"", entry.spec.name, "\" was begun with other settings; different: ",
-            join(differing_keys(model::to_json(old_spec), model::to_json(entry.spec)), ", ")));
+    lines.push_back(cat("job \"", entry.spec.name, "\" was begun with other settings; different: ",
+                        join(differing_keys(old_spec, entry.spec), ", ")));
   }
   if (lines.empty()) return;
   lines.push_back(cat(
@@ -261,7 +282,7 @@ void write_resolved(const std::string& run_directory, const JobFile& file, Json*
   const std::string path = path_join(run_directory, "resolved.json");
   Json jobs = Json::object();
   if (path_exists(path)) {
-    const Json record = parse_json_or_throw(read_file(path), path, Reason::kIo);
+    const Json record = read_resolved(path);
     if (const Json* old = record.find("jobs")) jobs = *old;
   }
   for (const JobEntry& entry : file.jobs) jobs.set(entry.spec.name, model::to_json(entry.spec));

@@ -75,7 +75,8 @@ std::string summary_table(const std::vector<JobRow>& rows, const std::string& ru
   Table table(
       {"job", "state", "steps", "loss", "peak (predicted)", "GPU seconds", "restarts", "adapter"});
   for (const JobRow& row : rows) {
-    const bool ran = row.progress.step > 0;
+    // A job that failed before its first step of this start knows only the step of its checkpoint.
+    const bool ran = row.progress.step > 0 && row.progress.total_steps > 0;
     std::string peak = "-";
     if (row.totals.peak_bytes > 0) {
       peak = format_bytes(static_cast<double>(row.totals.peak_bytes));

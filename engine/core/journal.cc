@@ -19,7 +19,14 @@ std::vector<Json> read_journal(const std::string& path) {
     const size_t end = text.find('\n', start);
     if (end == std::string::npos) break;  // torn: never finished
     const std::string_view record(text.data() + start, end - start);
-    records.push_back(parse_json_or_throw(record, cat(path, ":", line), Reason::kIo));
+    try {
+      records.push_back(parse_json_or_throw(record, cat(path, ":", line), Reason::kIo));
+    } catch (const Error& error) {
+      throw Error(error.reason(),
+                  cat(error.what(),
+                      "; this line of the journal is broken: remove the line to continue "
+                      "the run, or start anew with --run NAME"));
+    }
     start = end + 1;
   }
   return records;

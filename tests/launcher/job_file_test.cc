@@ -360,13 +360,16 @@ TEST(JobFile, json_form_has_value_and_origin_of_every_option) {
 
 TEST(JobFile, differing_keys_names_what_changed) {
   const auto spec = [](const std::string& lines) {
-    return model::to_json(read(std::string(kSmallest) + lines).jobs.at(0).spec);
+    return read(std::string(kSmallest) + lines).jobs.at(0).spec;
   };
-  const Json one = spec("");
+  const model::TrainSpec one = spec("");
   EXPECT_TRUE(differing_keys(one, one).empty());
-  const std::vector<std::string> keys = differing_keys(one, spec("seed = 3\n"));
-  EXPECT_NE(std::find(keys.begin(), keys.end(), "seed"), keys.end()) << join(keys, ", ");
+  EXPECT_EQ(
+      join(differing_keys(one, spec("seed = 3\nadapter.rank = 4\n")), ", "),
+      "model, data, adapter.rank, adapter.alpha, seed");  // each is read in a folder of its own
 }
+
+TEST(JobFile, an_empty_list_of_jobs_is_no_job) { EXPECT_THROW(read("{\"train\": []}"), Error); }
 
 }  // namespace
 }  // namespace galley::launcher

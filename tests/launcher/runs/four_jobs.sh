@@ -38,6 +38,6 @@ expect "$(grep -c 'starts on' log)" 1 "starts with an added job"
 sed 's/rank = 8/rank = 4/' four.toml > edited.toml
 timeout 60 $M -n 2 "$G" run edited.toml --run four --cluster cluster.toml > out 2> log
 expect $? 78 "exit code of an edited job"
-expect_in "different: .*lora" log
+expect_in "different: adapter.rank" log
 expect_in "start anew with --run NAME" log
 echo "ok"
