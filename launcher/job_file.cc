@@ -6,6 +6,7 @@
 
 #include "engine/core/file.h"
 #include "engine/core/strings.h"
+#include "launcher/job_key_hints.h"
 #include "launcher/job_options.h"
 
 namespace galley::launcher {
@@ -32,18 +33,14 @@ struct Collector {
   }
 };
 
-std::vector<std::string> names_inside(const std::string& group) {
-  std::vector<std::string> names;
+/// The first key of a group, for an example.
+std::string example_of(const std::string& group) {
   for (const TrainOption& option : train_options()) {
-    const std::string key(option.key);
-    if (group.empty() ? key.find('.') == std::string::npos : key.rfind(group + ".", 0) == 0) {
-      names.push_back(group.empty() ? key : key.substr(group.size() + 1));
+    if (option.key.rfind(group + ".", 0) == 0) {
+      return std::string(option.key.substr(group.size() + 1));
     }
   }
-  if (group.empty()) {
-    for (const std::string& name : option_groups()) names.push_back(name);
-  }
-  return names;
+  return "";
 }
 
 /// `data` and patterns are tables that are values, not groups.
@@ -70,16 +67,15 @@ void flatten(const ConfigValue& table, const std::string& section, const std::st
                         collector.file};
     } else if (group.empty() && std::find(groups.begin(), groups.end(), name) != groups.end()) {
       if (value.kind != Kind::kTable) {
-        collector.add(value.line,
-                      cat("\"", name, "\" must be a table such as { ", names_inside(name).front(),
-                          " = ... }, this is ", value.kind_name()));
+        collector.add(value.line, cat("\"", name, "\" must be a table such as { ", example_of(name),
+                                      " = ... }, this is ", value.kind_name()));
       } else {
         flatten(value, cat("[", section, ".", name, "]"), name, base_directory, collector, layers);
       }
     } else {
       const std::string where = group.empty() ? cat("[[", section, "]]") : section;
-      collector.add(value.line, cat("unknown key \"", name, "\" in ", where,
-                                    did_you_mean(name, names_inside(group))));
+      collector.add(value.line,
+                    cat("unknown key \"", name, "\" in ", where, unknown_key_hint(key)));
     }
   }
   // Epochs and steps say the same thing: the nearer layer decides, one layer must not say both.

@@ -63,11 +63,14 @@ size_t choice_of(const ConfigValue& value, const std::vector<std::string>& names
 /// A choice where only the first `available` names work in this version.
 size_t choice_with_future(const ConfigValue& value, const std::vector<std::string>& names,
                           size_t available) {
-  const size_t index = choice_of(value, names);
+  const std::vector<std::string> offered(names.begin(),
+                                         names.begin() + static_cast<long>(available));
+  const std::string& text = text_of(value);
+  const bool known = std::find(names.begin(), names.end(), text) != names.end();
+  const size_t index = choice_of(value, known ? names : offered);
   if (index >= available) {
     throw OptionFault{
-        cat("\"", names[index], "\" is not available in this version; use ",
-            join({names.begin(), names.begin() + static_cast<long>(available)}, " or ")),
+        cat("\"", names[index], "\" is not available in this version; use ", join(offered, " or ")),
         Reason::kNotAvailable};
   }
   return index;
@@ -384,6 +387,8 @@ std::vector<TrainOption> make_options() {
   add(
       "precision", "of the stored base weights: auto, f32 or bf16",
       [](V v, C, S s) {
+        if (v.kind == Kind::kString && (v.text == "fp16" || v.text == "f16" || v.text == "float16"))
+          fault(cat("\"", v.text, "\" is no training precision here; use auto, f32 or bf16"));
         s->precision = static_cast<model::Precision>(choice_of(v, precision_names()));
       },
       [](P s) { return quoted(precision_names()[static_cast<size_t>(s.precision)]); });

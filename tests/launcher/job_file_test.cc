@@ -7,6 +7,7 @@
 #include "engine/core/error.h"
 #include "engine/core/file.h"
 #include "engine/core/strings.h"
+#include "launcher/job_options.h"
 #include "tests/support/reference.h"
 
 namespace galley::launcher {
@@ -370,6 +371,43 @@ TEST(JobFile, differing_keys_names_what_changed) {
 }
 
 TEST(JobFile, an_empty_list_of_jobs_is_no_job) { EXPECT_THROW(read("{\"train\": []}"), Error); }
+
+TEST(JobFile, keys_of_other_tools_are_told_where_they_belong) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"epochs = 3\n", "unknown key \"epochs\" in [[train]]; write length = { epochs = ... }"},
+      {"steps = 3\n", "write length = { steps = ... }"},
+      {"lr = 1e-3\n", "write optimizer = { learning_rate = ... }"},
+      {"learning_rate = 1e-3\n", "write optimizer = { learning_rate = ... }"},
+      {"optimizer = { lr = 1e-3 }\n", "write optimizer = { learning_rate = ... }"},
+      {"rank = 8\n", "write adapter = { rank = ... }"},
+      {"lora_r = 8\n", "write adapter = { rank = ... }"},
+      {"adapter = { r = 8 }\n", "write adapter = { rank = ... }"},
+      {"adapter = { learning_rate = 8 }\n", "write optimizer = { learning_rate = ... }"},
+      {"alpha = 8\n", "write adapter = { alpha = ... }"},
+      {"targets = [\"q_proj\"]\n", "write adapter = { targets = ... }"},
+      {"dropout = 0.1\n", "write adapter = { dropout = ... }"},
+      {"batch_size = 8\n", "write batch = { global = ... }"},
+      {"max-seq-length = 8\n", "write batch = { sequence = ... }"},
+      {"warmup = 8\n", "write schedule = { warmup = ... }"},
+      {"learning_rat = 8\n", "write optimizer = { learning_rate = ... }"},
+      {"dataset = \"x\"\n", "write data = ..."},
+      {"checkpoint = { keep = 1 }\n", "it belongs in [run]"},
+      {"sede = 1\n", "did you mean \"seed\"?"},
+      {"precision = \"fp16\"\n", "use auto, f32 or bf16"},
+      {"optimizer = { name = \"adam\" }\n", "did you mean \"adamw\"?"},
+  };
+  for (const auto& [lines, hint] : cases) expect_in(error_of(lines), hint);
+}
+
+TEST(JobFile, the_reference_names_every_option) {
+  const std::string text = read_file("docs/job-file.md");
+  for (const TrainOption& option : train_options()) {
+    expect_in(text, cat("| `", option.key, "` |"));
+  }
+  for (const char* key : {"directory", "wall_time", "checkpoint.every", "checkpoint.keep"}) {
+    expect_in(text, cat("| `", key, "` |"));
+  }
+}
 
 }  // namespace
 }  // namespace galley::launcher
