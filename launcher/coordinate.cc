@@ -189,7 +189,8 @@ class Driver {
                "; jobs checkpoint before that"));
     }
     for (const auto& [rank, signal] : early_signals_) {
-      coordinator_->request_stop(rank, signal, "signal before the start", monotonic_now());
+      coordinator_->request_stop(rank, signal, cat(stop_cause(signal), ", before the start"),
+                                 monotonic_now());
     }
   }
 
@@ -214,7 +215,9 @@ class Driver {
     if (signals_ == nullptr) return;
     while (const std::optional<int> signal = signals_->take()) {
       if (*signal == SIGCONT) continue;
-      throw Error(Reason::kStopped, cat("stopped by signal ", *signal, " before the first job"));
+      throw Error(Reason::kStopped, cat("stopped (", stop_cause(*signal),
+                                        ") before the first job; the same command "
+                                        "continues"));
     }
   }
 
@@ -302,7 +305,7 @@ class Driver {
         continue;
       }
       if (*signal != SIGUSR1 && *signal != SIGUSR2) early_record();
-      coordinator_->request_stop(0, *signal, cat("signal ", *signal), now);
+      coordinator_->request_stop(0, *signal, stop_cause(*signal), now);
     }
   }
 

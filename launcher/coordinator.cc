@@ -5,6 +5,7 @@
 
 #include "engine/core/strings.h"
 #include "launcher/protocol.h"
+#include "launcher/signals.h"
 
 namespace galley::launcher {
 namespace {
@@ -217,7 +218,7 @@ void Coordinator::handle(int from, const Json& message, double now) {
   const std::string& kind = message_kind(message);
   if (kind == "signalled") {
     const auto signal = static_cast<int>(message.get_int("signal"));
-    request_stop(from, signal, cat("signal ", signal), now);
+    request_stop(from, signal, stop_cause(signal), now);
     return;
   }
   if (!message.contains("job")) return;

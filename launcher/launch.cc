@@ -36,6 +36,8 @@ constexpr double kImpatientSeconds = 10;   // a run's time after the second sign
 constexpr double kInterruptSeconds = 0.3;  // between two INT
 constexpr double kKillSeconds = 5;         // from the second INT to KILL
 constexpr double kSummarySeconds = 60;
+// A closed terminal sends HUP twice, some tools any signal: within this time it is one order.
+constexpr double kRepeatSeconds = 1;
 
 /// Starts mpirun in its own process group (the terminal's ^C is for launch), stderr into a pipe.
 class Mpirun {
@@ -94,8 +96,13 @@ class Mpirun {
     sigset_t none;
     sigemptyset(&none);
     posix_spawnattr_setsigmask(&attributes, &none);
+    sigset_t pipes;  // ignored here, as it ever was there
+    sigemptyset(&pipes);
+    sigaddset(&pipes, SIGPIPE);
+    posix_spawnattr_setsigdefault(&attributes, &pipes);
     posix_spawnattr_setpgroup(&attributes, 0);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+    posix_spawnattr_setflags(
+        &attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     const int error = posix_spawnp(&pid_, words.front().c_str(), &actions, &attributes,
                                    pointers(words).data(), pointers(variables).data());
     posix_spawn_file_actions_destroy(&actions);
@@ -165,13 +172,24 @@ class Display {
   double last_summary_ = -1;
 };
 
+/// HUP is none of them under nohup.
+std::vector<int> stop_signals() {
+  std::vector<int> signals = {SIGUSR1, SIGUSR2, SIGTERM, SIGINT};
+  struct sigaction action {};
+  sigaction(SIGHUP, nullptr, &action);
+  if (action.sa_handler != SIG_IGN) signals.push_back(SIGHUP);
+  return signals;
+}
+
 class Launch {
  public:
   Launch(const LaunchOptions& options, const Environment& environment)
       : options_(options),
         environment_(environment),
         display_(options.progress, environment),
-        signals_({SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGHUP}) {}
+        signals_(stop_signals()) {
+    ignore_broken_pipes();  // the run goes on without its reader
+  }
 
   int run() {
     const LaunchPlace place{own_executable(), static_cast<int>(allowed_cpus().size()),
@@ -202,12 +220,16 @@ class Launch {
   }
 
   void take_signals() {
-    while (signals_.take()) {
+    while (const std::optional<int> signal = signals_.take()) {
+      const auto [order, is_new] = order_at_.try_emplace(*signal, monotonic_now());
+      if (!is_new && monotonic_now() - order->second < kRepeatSeconds) continue;
+      order->second = monotonic_now();
       ++signals_taken_;
       if (signals_taken_ == 2) impatient_since_ = monotonic_now();
       display_.line(event_line(wall_clock_now(), "",
                                signals_taken_ == 1
-                                   ? "stopping: jobs checkpoint at their next step (again: at once)"
+                                   ? cat("stopping, ", stop_cause(*signal),
+                                         ": jobs checkpoint at their next step (again: at once)")
                                    : "stopping at once"));
     }
     // Before all ranks are up, mpirun would die of a signal; a moment later it may still swallow
@@ -324,6 +346,7 @@ class Launch {
   bool errors_closed_ = false;
   bool mpirun_spoke_ = false;    // lines that are no records: mpirun's own, or a rank's last words
   double first_record_at_ = -1;  // MPI is up, the run reads signals
+  std::map<int, double> order_at_;  // by signal
   int signals_taken_ = 0, signals_passed_ = 0;
   std::optional<int> code_;  // told by the run
   double ended_at_ = -1, goodbye_at_ = -1, impatient_since_ = -1;

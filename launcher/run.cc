@@ -20,6 +20,7 @@ constexpr unsigned long kTimerSlackNs = 1000;  // or short sleeps get 50 us long
 int run_rank(const RunOptions& options, const Environment& environment, RunParts parts) {
   // Before MPI starts: a signal that comes early is read later, and kills nobody.
   SignalInbox signals({SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGHUP, SIGCONT});
+  ignore_broken_pipes();
   prctl(PR_SET_TIMERSLACK, kTimerSlackNs, 0, 0, 0);
   const std::unique_ptr<MpiWorld> world = MpiWorld::open();
   parts.all_heard = [&world] { world->started(); };

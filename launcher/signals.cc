@@ -7,8 +7,28 @@
 #include <cerrno>
 
 #include "engine/core/error.h"
+#include "engine/core/strings.h"
 
 namespace galley::launcher {
+
+std::string stop_cause(int signal) {
+  switch (signal) {
+    case SIGUSR1:
+      return "on request";
+    case SIGUSR2:
+      return "signal USR2";
+    case SIGTERM:
+      return "signal TERM";
+    case SIGINT:
+      return "signal INT";
+    case SIGHUP:
+      return "signal HUP";
+    default:
+      return cat("signal ", signal);
+  }
+}
+
+void ignore_broken_pipes() { signal(SIGPIPE, SIG_IGN); }
 
 SignalInbox::SignalInbox(const std::vector<int>& signals) {
   sigset_t set;

@@ -7,11 +7,18 @@
 #include <signal.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/core/file.h"
 
 namespace galley::launcher {
+
+/// What a stop by this signal is called: "on request" for USR1 (a user's, or what launch makes of
+/// any signal of its own), else "signal TERM".
+std::string stop_cause(int signal);
+/// Writing to a closed pipe or terminal fails from here on instead of ending the process.
+void ignore_broken_pipes();
 
 class SignalInbox {
  public:

@@ -38,9 +38,23 @@ for i in 1 2 3 4; do
   PATH=$DIR/bin:$PATH SLURM_JOB_ID=77 "$G" launch -n 2 --requeue --cluster cluster.toml fake \
     --run r$((i > 0)) -- --oversubscribe --mca ras ^slurm --mca plm ^slurm > stdout 2> log &
   RUN=$!
-  wait_for "ready" log; kill -USR1 $RUN; wait_for "stopping (" log; kill -USR1 $RUN
+  wait_for "ready" log; kill -USR1 $RUN; wait_for "stopping (" log; sleep 1.1; kill -USR1 $RUN
   wait $RUN
   expect $? 75 "exit code of start $i"
 done
 expect "$(grep -c 'requeue 77' asked)" 3 "requeues"
 expect_in "starts in a row saved no new step" log
+# A closed terminal says HUP twice; that is one order, and every job saves.
+rm -rf runs; printf 'a 400 20 1\nb 400 20 1\n' > fake
+"$G" launch -n 3 --cluster cluster.toml fake > stdout 2> log &
+RUN=$!
+wait_for '"step":10' runs/fake/journal.jsonl
+sleep 0.7; kill -HUP $RUN; sleep 0.01; kill -HUP $RUN
+wait $RUN
+expect $? 75 "exit code after HUP twice"
+expect "$(grep -c '"record":"job-stopped"' runs/fake/journal.jsonl)" 2 "saved jobs"
+expect_in "stopped early (on request)" runs/fake/done.json
+# A reader that leaves does not end the run; its code is in the record.
+rm -rf runs; printf 'a 60 20 1\n' > fake
+timeout 50 "$G" launch -n 2 --cluster cluster.toml fake 2>&1 | head -n 1 > log
+expect "$("$G" exit-code runs/fake; echo $?)" 0 "record of the run without a reader"
