@@ -50,6 +50,17 @@ bool pinned_away(const QueuedJob& job, const Gpu& gpu) {
   return !job.spec.gpu_type.empty() && job.spec.gpu_type != gpu.type.name;
 }
 
+/// A pin to a type that nobody has heard of is a misspelling.
+std::string remedy_of_pin(const std::string& pin) {
+  std::vector<std::string> names;
+  for (const predictor::GpuType& type : predictor::gpu_table()) names.push_back(type.name);
+  if (std::find(names.begin(), names.end(), pin) != names.end())
+    return "remove the pin or ask for such a GPU";
+  const std::string hint = did_you_mean(pin, names);
+  return cat("no such type is known", hint,
+             hint.empty() ? "; known: " : " Known: ", join(names, ", "));
+}
+
 /// Why no GPU of the cluster can hold the job, by type; what would fit comes from the predictor.
 std::string refusal_text(const Cluster& cluster, const QueuedJob& job, FitTable* table) {
   std::set<std::string> types, seen;
@@ -66,7 +77,7 @@ std::string refusal_text(const Cluster& cluster, const QueuedJob& job, FitTable*
   if (cluster.gpus.empty()) return "there is no GPU and no host device in this allocation";
   if (reasons.empty()) {
     return cat("plan.gpu_type pins it to \"", job.spec.gpu_type, "\", but the allocation has only ",
-               all, "; remove the pin or ask for such a GPU");
+               all, "; ", remedy_of_pin(job.spec.gpu_type));
   }
   return join(reasons, ". ");
 }

@@ -41,6 +41,17 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 void check_folder(const std::string& folder) {
   if (!is_directory(folder)) {
+    if (folder.ends_with(".h5") && path_exists(folder)) {
+      throw Error(Reason::kMissingPath,
+                  cat(folder,
+                      " is a checkpoint, not an adapter folder: write its adapter with "
+                      "`galley export ",
+                      folder, " DIR` first and give DIR"));
+    }
+    if (path_exists(folder)) {
+      throw Error(Reason::kMissingPath, cat(folder, " is a file; an adapter is a folder with ",
+                                            kConfigName, " and ", kTensorsName, " in it"));
+    }
     throw Error(Reason::kMissingPath, cat("adapter folder ", folder, " does not exist"));
   }
   if (!path_exists(path_join(folder, kConfigName))) {
@@ -77,9 +88,14 @@ std::vector<AdaptedLinear> linears_of(const std::string& folder, const ModelConf
   }
 }
 
+/// Whose adapter it is, for one that does not fit: most often it is that of another model.
+std::string base_note(const std::string& base) {
+  return base.empty() ? "" : cat("; it was made for \"", base, "\" (base_model_name_or_path)");
+}
+
 /// Names that the file has too much or too little are one error: such an adapter would silently do
 /// less than was trained.
-void check_names(const std::string& path, const SafetensorsFile& file,
+void check_names(const std::string& path, const std::string& base, const SafetensorsFile& file,
                  const std::vector<TrainableTensor>& tensors) {
   std::set<std::string> wanted;
   std::vector<std::string> missing, surplus;
@@ -91,7 +107,7 @@ void check_names(const std::string& path, const SafetensorsFile& file,
     if (!wanted.contains(tensor.name)) surplus.push_back(tensor.name);
   }
   if (surplus.empty() && missing.empty()) return;
-  std::string text = path + ":";
+  std::string text = cat(path, ": does not fit this model", base_note(base), ";");
   if (missing.size() == tensors.size()) text += " nothing in it applies to this model;";
   if (!surplus.empty()) {
     text += cat(" ", surplus.size(), " keys match no adapted linear: ", listed(surplus), ";");
@@ -103,7 +119,8 @@ void check_names(const std::string& path, const SafetensorsFile& file,
   throw Error(Reason::kBadCheckpoint, text);
 }
 
-std::vector<float> read_values(const std::string& path, const SafetensorsFile& file,
+std::vector<float> read_values(const std::string& path, const std::string& base,
+                               const SafetensorsFile& file,
                                const std::vector<TrainableTensor>& tensors) {
   std::vector<std::string> wrong;
   for (const TrainableTensor& tensor : tensors) {
@@ -118,7 +135,8 @@ std::vector<float> read_values(const std::string& path, const SafetensorsFile& f
   }
   if (!wrong.empty()) {
     throw Error(Reason::kBadCheckpoint,
-                cat(path, ": ", wrong.size(), " tensors do not fit: ", listed(wrong)));
+                cat(path, ": does not fit this model", base_note(base), "; ", wrong.size(),
+                    " tensors do not fit: ", listed(wrong)));
   }
   std::vector<float> values;
   for (const TrainableTensor& tensor : tensors) {
@@ -216,8 +234,8 @@ Adapter read_adapter(const std::string& folder, const ModelConfig& config) {
   const std::vector<TrainableTensor> tensors = trainable_tensors(adapter.linears);
   const std::string path = path_join(folder, kTensorsName);
   const SafetensorsFile file = open_tensors(path);
-  check_names(path, file, tensors);
-  adapter.values = read_values(path, file, tensors);
+  check_names(path, adapter.base_model, file, tensors);
+  adapter.values = read_values(path, adapter.base_model, file, tensors);
   return adapter;
 }
 

@@ -292,7 +292,10 @@ ModelConfig read_model_config(const std::string& model_folder) {
     throw Error(Reason::kMissingPath,
                 path_exists(model_folder)
                     ? cat(model_folder, " is a file; a model is a folder with config.json in it")
-                    : cat("model folder ", model_folder, " does not exist"));
+                    : cat("model folder ", model_folder,
+                          " does not exist; galley downloads nothing: to use a model of a hub, "
+                          "download it first, e.g. with `huggingface-cli download ORG/MODEL "
+                          "--local-dir DIR`, and give the folder"));
   }
   const std::string path = path_join(model_folder, "config.json");
   if (!path_exists(path)) {

@@ -75,8 +75,27 @@ std::string DatasetReport::summary() const {
 
 std::string describe_faults(const std::string& path, const DatasetReport& report, size_t limit) {
   std::string out;
-  const size_t shown = std::min(limit, report.faults.size());
-  for (size_t i = 0; i < shown; ++i) out += format_fault(path, report.faults[i]) + "\n";
+  // Rows with one and the same fault are shown a few times; the rest is a number.
+  constexpr size_t kShownOfAKind = 3;
+  std::map<std::pair<FaultKind, std::string>, size_t> counts, told;
+  for (const RowFault& fault : report.faults) ++counts[{fault.kind, fault.text}];
+  const bool complete = report.faults.size() == report.num_faults;
+  size_t shown = 0;
+  for (const RowFault& fault : report.faults) {
+    if (shown == limit) break;
+    const std::pair<FaultKind, std::string> kind{fault.kind, fault.text};
+    const size_t before = told[kind]++;
+    if (before > kShownOfAKind) continue;
+    const size_t left = counts[kind] - before;
+    if (before < kShownOfAKind || left == 1) {
+      out += format_fault(path, fault) + "\n";
+      ++shown;
+    } else if (complete) {
+      out += cat(path, ": and ", left, " more rows of this kind\n");
+    } else {
+      out += cat(path, ": and more rows of this kind\n");
+    }
+  }
   if (report.num_faults <= shown) return out;
   std::vector<std::string> kinds;
   for (const auto& [kind, count] : report.faults_by_kind) {

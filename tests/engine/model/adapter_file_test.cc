@@ -141,6 +141,23 @@ TEST_F(AdapterFile, wrong_shapes_are_named) {
   EXPECT_EQ(reason, Reason::kBadCheckpoint);
   EXPECT_NE(text.find("[4, 32]"), std::string::npos) << text;
   EXPECT_NE(text.find("[2, 32]"), std::string::npos) << text;
+  EXPECT_NE(text.find("made for \"models/toy\""), std::string::npos) << text;
+}
+
+TEST_F(AdapterFile, a_file_instead_of_the_folder_is_told_what_to_do) {
+  const auto told = [](const std::string& path) -> std::string {
+    write_file_atomically(path, "x");
+    try {
+      read_adapter(path, toy());
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string place = galley::testing::scratch_directory("adapter-path");
+  EXPECT_NE(told(place + "/checkpoint-1.h5").find("galley export"), std::string::npos);
+  EXPECT_NE(told(place + "/adapter_model.safetensors").find("is a file; an adapter is a folder"),
+            std::string::npos);
 }
 
 TEST_F(AdapterFile, pain_P099_rslora_is_honoured_both_ways) {

@@ -228,6 +228,20 @@ TEST(Dataset, stored_faults_are_bounded_and_all_are_counted) {
             std::string::npos);
 }
 
+TEST(Dataset, equal_faults_are_shown_a_few_times_and_counted) {
+  std::string text;
+  for (int i = 0; i < 30; ++i) text += "{\"text\":5}\n";
+  const std::string told = describe_faults("f", read_text(text).report());
+  EXPECT_EQ(std::count(told.begin(), told.end(), '\n'), 5) << told;
+  EXPECT_NE(told.find("f: and 27 more rows of this kind\n"), std::string::npos) << told;
+  const std::string partial = describe_faults("f", read_text(text, {.max_faults = 10}).report());
+  EXPECT_NE(partial.find("f: and more rows of this kind\n"), std::string::npos) << partial;
+  text.resize(text.size() / 30 * 4);
+  const std::string four = describe_faults("f", read_text(text).report());
+  EXPECT_EQ(four.find("more rows"), std::string::npos) << four;
+  EXPECT_NE(four.find("f:4:"), std::string::npos) << four;
+}
+
 TEST(Dataset, missing_file_and_folder_are_errors) {
   const std::string folder = galley::testing::scratch_directory("dataset");
   try {
