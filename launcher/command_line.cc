@@ -64,7 +64,8 @@ void add_run_flags(CLI::App* sub, RunOptions* run) {
         if (!run->wall_time_s)
           throw CLI::ValidationError("--wall-time", text + " is no time; write 4h or 01:30:00");
       },
-      "stop in time before this long (default: from the job file, else from Slurm)");
+      "stop in time before this long: 90s, 10min, 4h, 01:30:00 (default: from the job file, else "
+      "from Slurm)");
 }
 
 void add_run(Parser* p) {
@@ -91,8 +92,11 @@ void add_launch(Parser* p) {
                                                        {"bars", ProgressStyle::kBars},
                                                        {"lines", ProgressStyle::kLines},
                                                        {"none", ProgressStyle::kNone}};
-  sub->add_option("--progress", options->progress, "auto, bars, lines or none")
-      ->transform(CLI::CheckedTransformer(styles));
+  sub->add_option_function<std::string>(
+         "--progress",
+         [options, styles](const std::string& name) { options->progress = styles.at(name); },
+         "auto (bars on a terminal), bars, lines or none")
+      ->check(CLI::IsMember({"auto", "bars", "lines", "none"}));
   sub->footer(std::string("mpirun's own options follow after --, e.g. -- --hostfile hosts\n") +
               kFooter);
   p->on<LaunchOptions>(sub, options, [p](const LaunchOptions& o) {
@@ -388,17 +392,18 @@ int parse_and_run(Parser* p, int argc, const char* const* argv) {
   } catch (const CLI::CallForHelp&) {
     const CLI::App* at =
         p->app.get_subcommands().empty() ? &p->app : p->app.get_subcommands().front();
-    p->streams.out << at->help();
+    p->streams.out << (at == &p->app ? at->help() : at->help("galley"));
     return 0;
   } catch (const CLI::ExtrasError&) {
     std::vector<std::string> extras = p->app.remaining(true);
     throw Error(Reason::kUsage, unknown_text(p->app, extras.empty() ? "" : extras.front()));
   } catch (const CLI::ParseError& error) {
-    throw Error(Reason::kUsage, cat(error.what(), "\nSee galley ",
-                                    p->app.get_subcommands().empty()
-                                        ? ""
-                                        : p->app.get_subcommands().front()->get_name() + " ",
-                                    "--help"));
+    const std::string command = p->app.get_subcommands().empty()
+                                    ? "galley"
+                                    : "galley " + p->app.get_subcommands().front()->get_name();
+    std::string told = error.what();
+    if (told == "jobs is required") told = command + " needs a job file";
+    throw Error(Reason::kUsage, cat(told, "\nSee ", command, " --help"));
   }
   if (version) {
     p->streams.out << version_text();

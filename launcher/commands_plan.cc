@@ -46,6 +46,12 @@ std::string plus_minus(const predictor::Prediction& prediction) {
   return format("%.0f +- %.0f MiB", middle / 1048576.0, half / 1048576.0);
 }
 
+/// The speed that a type has where it runs: an emulated one is no faster than the host's cores.
+std::string speed_text(const predictor::Prediction& prediction, const predictor::GpuType& type) {
+  return cat(format_count(prediction.tokens_per_second), " tok/s",
+             type.emulated ? " (emulated)" : "");
+}
+
 std::vector<placement::QueuedJob> queue_of(const PreparedRun& run) {
   std::vector<placement::QueuedJob> queue;
   for (const PreparedJob& job : run.jobs) {
@@ -163,6 +169,7 @@ Json prediction_json(const std::string& job, const placement::Gpu& gpu,
       .set("recompute", candidate.shape.recompute_blocks ? "block" : "none")
       .set("weights", dtype_name(candidate.shape.weight_dtype))
       .set("tokens_per_second", prediction.tokens_per_second)
+      .set("seconds", prediction.seconds)
       .set("reason", prediction.reason);
   return out;
 }
@@ -244,13 +251,16 @@ int command_plan(const PlanOptions& options, const Environment& environment, Str
       const placement::GpuIndex gpu = assignment.gpus.front();
       table.add({assignment.job, config_of(run, assignment.job).name, plus_minus(prediction),
                  cat(cluster.gpu_name(gpu), "  ", cluster.gpus[static_cast<size_t>(gpu)].type.name),
-                 format_count(prediction.tokens_per_second) + " tok/s",
+                 speed_text(prediction, cluster.gpus[static_cast<size_t>(gpu)].type),
                  job.start == 0 ? "now" : "after " + format_duration(job.start),
                  format_duration(job.end)});
     }
+    for (const placement::Refusal& refusal : forecast.refused) {
+      table.add({refusal.job, config_of(run, refusal.job).name, "-", "refused", "-", "never", "-"});
+    }
     streams.out << table.text();
     for (const placement::Refusal& refusal : forecast.refused) {
-      streams.out << refusal.job << "  refused: " << refusal.reason << "\n";
+      streams.out << refusal.job << " is refused: " << refusal.reason << "\n";
     }
   }
   return plan_exit_code(forecast.jobs.size(), forecast.refused.size(), run.bad_jobs.size());
@@ -265,8 +275,12 @@ int command_predict(const PredictOptions& options, const Environment& environmen
     jobs = check_only(options.job_file, false, environment).jobs;
   }
   Json all = Json::array();
-  Table table({"job", "GPU type", "memory", "peak", "verdict", "micro batch", "recompute",
-               "weights", "speed"});
+  // --model says nothing about the number of rows, so nothing about the time.
+  const bool timed = !options.job_file.empty();
+  std::vector<std::string> header = {"job",         "GPU type",  "memory",  "peak", "verdict",
+                                     "micro batch", "recompute", "weights", "speed"};
+  if (timed) header.emplace_back("time");
+  Table table(header);
   for (const PreparedJob& job : jobs) {
     for (const placement::Gpu& gpu : types_for(options)) {
       const auto candidates =
@@ -276,14 +290,19 @@ int command_predict(const PredictOptions& options, const Environment& environmen
                        [](const auto& candidate) { return candidate.prediction.fits; });
       const predictor::Candidate& best = fitting == candidates.end() ? candidates.back() : *fitting;
       all.push(prediction_json(job.spec.name, gpu, best));
-      table.add({job.spec.name, gpu.type.name,
-                 format_bytes(static_cast<double>(gpu.type.memory_bytes)),
-                 plus_minus(best.prediction), best.prediction.fits ? "fits" : "does not fit",
-                 cat(best.shape.micro_batch_tokens, " tokens"),
-                 best.shape.recompute_blocks ? "block" : "none",
-                 best.shape.weight_dtype == DType::kBf16 ? "bf16" : "f32",
-                 best.prediction.fits ? format_count(best.prediction.tokens_per_second) + " tok/s"
-                                      : "-"});
+      std::vector<std::string> cells = {
+          job.spec.name,
+          gpu.type.name,
+          format_bytes(static_cast<double>(gpu.type.memory_bytes)),
+          plus_minus(best.prediction),
+          best.prediction.fits ? "fits" : "does not fit",
+          cat(best.shape.micro_batch_tokens, " tokens"),
+          best.shape.recompute_blocks ? "block" : "none",
+          best.shape.weight_dtype == DType::kBf16 ? "bf16" : "f32",
+          best.prediction.fits ? speed_text(best.prediction, gpu.type) : "-"};
+      if (timed)
+        cells.push_back(best.prediction.fits ? format_duration(best.prediction.seconds) : "-");
+      table.add(cells);
     }
   }
   if (options.form == OutputForm::kJson) {

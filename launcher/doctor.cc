@@ -2,6 +2,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <ostream>
 
 #include "engine/core/error.h"
@@ -106,11 +107,32 @@ void look_at_slurm(const Environment& environment, std::vector<Finding>* out) {
   }
 }
 
+/// The path itself, or the nearest of its parents that exists.
+std::string nearest_existing(const std::string& path) {
+  std::filesystem::path at = std::filesystem::absolute(path).lexically_normal();
+  if (path_exists(path)) return path;
+  while (!path_exists(at.string()) && at.has_parent_path() && at != at.parent_path())
+    at = at.parent_path();
+  return at.string();
+}
+
 void look_at_runs(const std::string& directory, std::vector<Finding>* out) {
-  const std::string existing = is_directory(directory) ? directory : ".";
-  if (::access(existing.c_str(), W_OK) != 0) {
-    out->push_back({"runs", Verdict::kBad, cat("cannot write to ", existing)});
+  const std::string existing = nearest_existing(directory);
+  if (!is_directory(existing)) {
+    out->push_back(
+        {"runs", Verdict::kBad, cat(directory, " cannot be a folder: ", existing, " is a file")});
     return;
+  }
+  if (::access(existing.c_str(), W_OK | X_OK) != 0) {
+    out->push_back({"runs", Verdict::kBad,
+                    existing == directory
+                        ? cat("cannot write to ", existing)
+                        : cat(directory, " cannot be created: cannot write to ", existing)});
+    return;
+  }
+  if (existing != directory) {
+    out->push_back({"runs", Verdict::kNote,
+                    cat(directory, " does not exist yet; looked at ", existing, " instead")});
   }
   struct statvfs status {};
   if (::statvfs(existing.c_str(), &status) == 0) {

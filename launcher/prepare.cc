@@ -114,6 +114,21 @@ std::optional<text::ChatTemplate> load_template(const model::TrainSpec& spec,
   }
 }
 
+/// Rows that teach nothing are left out without a fault; that must not go unnoticed.
+std::string dropped_note(const text::TokenSummary& summary) {
+  const uint64_t dropped = summary.num_no_target + summary.num_no_target_after_truncation;
+  if (dropped == 0) return "";
+  std::string text =
+      cat(dropped, " of ", dropped + summary.num_rows,
+          dropped == 1 ? " rows is left out: it has" : " rows are left out: they have",
+          " no token with loss");
+  if (summary.num_no_target_after_truncation > 0) {
+    text += cat(" (", summary.num_no_target_after_truncation,
+                " of them only after the cut to batch.sequence)");
+  }
+  return text + "; `galley data FILE --model DIR` shows which";
+}
+
 class Preparation {
  public:
   Preparation(const PrepareOptions& options, const std::function<void(const std::string&)>& report)
@@ -192,6 +207,7 @@ class Preparation {
         static_cast<double>(summary.num_targets) / static_cast<double>(summary.num_tokens);
     job->data.measured = true;
     job->notes.push_back(summary.describe());
+    if (const std::string note = dropped_note(summary); !note.empty()) job->notes.push_back(note);
     const int64_t steps = predictor::total_steps(spec, job->data.num_rows);
     if (spec.warmup_steps >= steps) {
       job->notes.push_back(cat("warm-up (", spec.warmup_steps,

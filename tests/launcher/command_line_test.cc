@@ -94,7 +94,7 @@ TEST(CommandLine, wrong_usage_is_2_and_names_the_nearest) {
       {{"plam", kJobs}, "did you mean \"plan\"?"},
       {{"plan", kJobs, "--clster", kCluster}, "did you mean \"--cluster\"?"},
       {{"--versoin"}, "did you mean \"--version\"?"},
-      {{"plan"}, "jobs"},
+      {{"plan"}, "job file"},
       {{"plan", kJobs, "more"}, "more"},
       {{"plan", kJobs, "--cluster"}, "--cluster"},
       {{"generate", "--model", kModel, "--top-p", "2"}, "--top-p"},
@@ -327,6 +327,54 @@ TEST(CommandLine, template_doctor_and_exit_code) {
   const Result code = galley({"exit-code", testing::scratch_directory("no-record")});
   EXPECT_EQ(code.code, 0) << code.err;
   EXPECT_EQ(code.out, "75\n");
+}
+
+TEST(CommandLine, help_and_usage_errors_say_what_to_write) {
+  expect_in(galley({"validate", "--help"}).out, "Usage: galley validate");
+  expect_in(galley({"validate"}).err, "galley validate needs a job file");
+  const std::string help = galley({"launch", "--help"}).out;
+  expect_in(help, "{auto,bars,lines,none}");
+  expect_in(help, "01:30:00");
+  EXPECT_EQ(galley({"launch", "--progress", "loud", kJobs}).code, 2);
+}
+
+TEST(CommandLine, tables_mark_emulated_types_and_predict_the_time) {
+  expect_in(galley({"plan", kJobs, "--cluster", kCluster}).out, "tok/s (emulated)");
+  EXPECT_EQ(galley({"plan", kJobs}).out.find("emulated"), std::string::npos);
+  const std::string header = galley({"predict", kJobs, "--gpu", "host"}).out;
+  expect_in(header.substr(0, header.find('\n')), "time");
+  const std::string model = galley({"predict", "--model", kModel, "--gpu", "host"}).out;
+  EXPECT_EQ(model.substr(0, model.find('\n')).find("time"), std::string::npos);
+}
+
+TEST(CommandLine, a_misspelt_pin_and_a_name_of_a_hub_are_told_what_to_do) {
+  const Result pin =
+      galley({"plan", job_file("plan = { gpu_type = \"a100-40bg\" }\n"), "--cluster", kCluster});
+  EXPECT_EQ(pin.code, 69);
+  expect_in(pin.out, "did you mean \"a100-40gb\"?");
+  expect_in(galley({"validate", job_file("", "org/model")}).err, "galley downloads nothing");
+}
+
+TEST(CommandLine, doctor_looks_at_the_nearest_existing_parent_of_runs) {
+  const std::string place = testing::scratch_directory("doctor");
+  const std::string missing = galley({"doctor", "--runs", place + "/a/b"}).out;
+  expect_in(missing, cat(place, "/a/b does not exist yet; looked at ", place));
+  expect_in(missing, "files can be written");
+  write_file_atomically(place + "/file", "x");
+  expect_in(galley({"doctor", "--runs", place + "/file/b"}).out, "is a file");
+}
+
+TEST(CommandLine, rows_that_teach_nothing_are_a_note) {
+  const std::string data =
+      written("rows.jsonl",
+              "{\"prompt\":\"a\",\"completion\":\" b\"}\n"
+              "{\"messages\":[{\"role\":\"user\",\"content\":\"no answer\"}]}\n");
+  const std::string model = std::filesystem::absolute(kModel).string();
+  const Result result =
+      galley({"validate", written("dropped.toml", cat("[[train]]\nname = \"a\"\nmodel = \"", model,
+                                                      "\"\ndata = \"", data, "\"\n"))});
+  EXPECT_EQ(result.code, 0) << result.err;
+  expect_in(result.out, "1 of 2 rows is left out: it has no token with loss");
 }
 
 }  // namespace
