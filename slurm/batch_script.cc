@@ -11,7 +11,8 @@ std::string batch_script(const BatchScript& o) {
   if (!o.site.empty()) out += "# For " + o.site + ". Every value below may be edited.\n";
   out += "#SBATCH --job-name=galley\n";
   out += cat("#SBATCH --nodes=", o.nodes, "\n");
-  out += cat("#SBATCH --ntasks-per-node=", tasks, "\n");
+  out += cat("#SBATCH --ntasks-per-node=", tasks,
+             "           # one for each GPU (or host device), and one that coordinates\n");
   out += "#SBATCH --cpus-per-task=2\n";
   out += "#SBATCH --mem=32G                    # host memory of a node\n";
   out += cat("#SBATCH --time=", o.time, "\n");
@@ -26,7 +27,9 @@ std::string batch_script(const BatchScript& o) {
   if (!o.account.empty()) out += "#SBATCH --account=" + o.account + "\n";
   out += "#SBATCH --output=%x-%j.out\n";
   out += "#SBATCH --open-mode=append            # a requeue would overwrite the log\n";
-  out += "#SBATCH --requeue                     # after preemption, or exit code 75\n";
+  out += o.launcher == "srun"
+             ? "#SBATCH --requeue                     # after preemption or a node's failure\n"
+             : "#SBATCH --requeue                     # after preemption, or exit code 75\n";
   out +=
       "#SBATCH --signal=B:USR1@600           # ten minutes before the limit: checkpoint and stop\n";
   out += "#SBATCH --hint=nomultithread\n\n";

@@ -51,5 +51,12 @@ TEST(BatchScript, values_are_taken) {
   EXPECT_FALSE(has(batch_script({.gpus_per_node = 0}), "--gres"));
 }
 
+TEST(BatchScript, only_the_form_that_requeues_says_so) {
+  BatchScript options;
+  EXPECT_NE(batch_script(options).find("or exit code 75"), std::string::npos);
+  options.launcher = "srun";
+  EXPECT_EQ(batch_script(options).find("or exit code 75"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace galley::slurm
