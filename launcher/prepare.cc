@@ -115,7 +115,8 @@ std::optional<text::ChatTemplate> load_template(const model::TrainSpec& spec,
 }
 
 /// Rows that teach nothing are left out without a fault; that must not go unnoticed.
-std::string dropped_note(const text::TokenSummary& summary) {
+std::string dropped_note(const text::PrepareResult& result) {
+  const text::TokenSummary& summary = result.summary;
   const uint64_t dropped = summary.num_no_target + summary.num_no_target_after_truncation;
   if (dropped == 0) return "";
   std::string text =
@@ -126,7 +127,11 @@ std::string dropped_note(const text::TokenSummary& summary) {
     text += cat(" (", summary.num_no_target_after_truncation,
                 " of them only after the cut to batch.sequence)");
   }
-  return text + "; `galley data FILE --model DIR` shows which";
+  std::vector<std::string> places;
+  for (const auto& [line, path] : result.first_without_target)
+    places.push_back(cat(result.paths.at(path), ":", line));
+  if (places.empty()) return text;
+  return cat(text, ": ", join(places, ", "), places.size() < dropped ? ", ..." : "");
 }
 
 class Preparation {
@@ -207,7 +212,7 @@ class Preparation {
         static_cast<double>(summary.num_targets) / static_cast<double>(summary.num_tokens);
     job->data.measured = true;
     job->notes.push_back(summary.describe());
-    if (const std::string note = dropped_note(summary); !note.empty()) job->notes.push_back(note);
+    if (const std::string note = dropped_note(result); !note.empty()) job->notes.push_back(note);
     const int64_t steps = predictor::total_steps(spec, job->data.num_rows);
     if (spec.warmup_steps >= steps) {
       job->notes.push_back(cat("warm-up (", spec.warmup_steps,

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/core/file.h"
@@ -109,6 +110,9 @@ struct PrepareResult {
   std::vector<std::string> paths;      // of the data sets
   std::vector<DatasetReport> reports;  // of each, with the faults that conversion found
   std::string inputs_hash;
+  /// Line and index in `paths` of the first rows without a target, a few at most; empty when
+  /// reused.
+  std::vector<std::pair<uint64_t, size_t>> first_without_target;
   bool reused = false;  // the file was there already, made from the same inputs
   bool ok = false;      // a file is there (or would be, for a dry run)
   /// Every fault with file, line and column, or why no row is left; empty when all is well.

@@ -18,6 +18,8 @@
 namespace galley::text {
 namespace {
 
+constexpr size_t kShownWithoutTarget = 5;
+
 using token_format::Footer;
 using token_format::Header;
 using token_format::TableEntry;
@@ -239,6 +241,9 @@ class Preparer {
     TokenSummary& summary = result_.summary;
     if (entry.num_targets == 0) {
       ++(row.cut ? summary.num_no_target_after_truncation : summary.num_no_target);
+      if (result_.first_without_target.size() < kShownWithoutTarget) {
+        result_.first_without_target.emplace_back(datasets_[input].line(index), input);
+      }
       return;
     }
     entry.line = datasets_[input].line(index);

@@ -375,6 +375,7 @@ TEST(CommandLine, rows_that_teach_nothing_are_a_note) {
                                                       "\"\ndata = \"", data, "\"\n"))});
   EXPECT_EQ(result.code, 0) << result.err;
   expect_in(result.out, "1 of 2 rows is left out: it has no token with loss");
+  expect_in(result.out, "rows.jsonl:2");
 }
 
 }  // namespace
