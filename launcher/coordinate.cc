@@ -171,16 +171,16 @@ class Driver {
     coordinator_ =
         std::make_unique<Coordinator>(settings, std::move(world), std::move(jobs),
                                       prepared_->bad_jobs, parts_.policy(), monotonic_now());
-    write_file_atomically(directory_.plan(), coordinator_->plan_json().dump_pretty());
-    const size_t num_gpus = coordinator_->world().cluster.gpus.size();
-    line(
-        LogLevel::kInfo, "",
-        cat(directory_.path, ": start ", attempt_, ", ", num_jobs, " jobs, ", num_gpus,
-            coordinator_->world().cluster.gpus.empty() ||
-                    coordinator_->world().cluster.gpus.front().type.name != predictor::kHostTypeName
-                ? " emulated GPUs"
-                : " host devices",
-            ", ", coordinator_->world().agents.size(), " agents"));
+    if (coordinator_->has_plan() || !path_exists(directory_.plan())) {
+      write_file_atomically(directory_.plan(), coordinator_->plan_json().dump_pretty());
+    }
+    const placement::Cluster& cluster = coordinator_->world().cluster;
+    const bool emulated =
+        cluster.gpus.empty() || cluster.gpus.front().type.name != predictor::kHostTypeName;
+    line(LogLevel::kInfo, "",
+         cat(directory_.path, ": start ", attempt_, ", ", counted(num_jobs, "job"), ", ",
+             counted(cluster.gpus.size(), emulated ? "emulated GPU" : "host device"), ", ",
+             counted(coordinator_->world().agents.size(), "agent")));
     // "Unlimited" is a year to Slurm; nobody needs to read that.
     constexpr double kWorthSaying = 30 * 86400.0;
     if (settings.end_at && *settings.end_at - monotonic_now() < kWorthSaying) {
@@ -430,7 +430,7 @@ class Driver {
     if (lock_) {
       append_end(code);
       try {
-        write_run_record(directory_, {end_reason_, code, end_text_, attempt_});
+        write_run_record(directory_, {end_reason_, code, one_line(end_text_), attempt_});
       } catch (const Error& error) {
         line(LogLevel::kError, "", error.what());
       }

@@ -32,6 +32,8 @@ std::string_view job_state_name(JobState state) {
       return "failed";
     case JobState::kRefused:
       return "refused";
+    case JobState::kSkipped:
+      return "skipped";
     case JobState::kStopped:
       break;
   }
@@ -584,7 +586,7 @@ std::vector<JobRow> Coordinator::table(double now) const {
   for (const auto& [name, why] : bad_jobs_) {
     JobRow row;
     row.name = name;
-    row.state = JobState::kFailed;
+    row.state = JobState::kSkipped;
     row.reason = why;
     rows.push_back(std::move(row));
   }

@@ -42,7 +42,7 @@ struct CoordinatorSettings {
   LostAgents lost_agents = LostAgents::kEndTheRun;
 };
 
-enum class JobState { kWaiting, kRunning, kFinished, kFailed, kRefused, kStopped };
+enum class JobState { kWaiting, kRunning, kFinished, kFailed, kRefused, kStopped, kSkipped };
 std::string_view job_state_name(JobState state);
 
 /// What a job has used in all attempts, of this run and of earlier ones (from the journal).
@@ -77,7 +77,7 @@ struct JobRow {
   uint64_t predicted_bytes = 0, low_bytes = 0, high_bytes = 0;
   JobTotals totals;
   std::string adapter;  // when finished
-  std::string reason;   // when failed, refused or waiting
+  std::string reason;   // when failed, refused, skipped or waiting
 };
 
 struct Output {
@@ -121,6 +121,8 @@ class Coordinator {
   /// Longest checkpoint so far, in seconds; 0: none yet.
   double longest_checkpoint_s() const { return longest_checkpoint_s_; }
   const RunWorld& world() const { return world_; }
+  /// Something was left to plan; if not, an older plan.json still tells where jobs ran.
+  bool has_plan() const { return first_plan_.has_value(); }
   /// Cluster and first placement plan, for plan.json.
   Json plan_json() const;
 

@@ -16,6 +16,9 @@ namespace {
 constexpr char kRecordMark = '\x1e';  // ASCII record separator: no log line begins with it
 constexpr double kGib = 1024.0 * 1024 * 1024;
 constexpr double kMib = 1024.0 * 1024;
+constexpr size_t kTableNameWidth = 40;
+constexpr size_t kTableReasonWidth = 200;
+constexpr size_t kLeastNameWidth = 8;
 
 std::string memory_text(const JobRow& row) {
   const auto measured = static_cast<double>(row.totals.peak_bytes);
@@ -38,7 +41,7 @@ std::string csv_field(const std::string& text) {
 
 JobState job_state_from_name(std::string_view name) {
   for (const JobState state : {JobState::kWaiting, JobState::kRunning, JobState::kFinished,
-                               JobState::kFailed, JobState::kRefused}) {
+                               JobState::kFailed, JobState::kRefused, JobState::kSkipped}) {
     if (job_state_name(state) == name) return state;
   }
   return JobState::kStopped;
@@ -46,14 +49,35 @@ JobState job_state_from_name(std::string_view name) {
 
 }  // namespace
 
+std::string one_line(std::string_view text) {
+  std::vector<std::string> lines;
+  for (const std::string& line : split(text, '\n')) {
+    if (const std::string_view words = trim(line); !words.empty()) lines.emplace_back(words);
+  }
+  return join(lines, "; ");
+}
+
+std::string shortened(const std::string& text, size_t width) {
+  constexpr std::string_view kGap = "...";
+  if (text.size() <= width) return text;
+  std::string start = text.substr(0, width - std::min(width, kGap.size()));
+  while (!is_valid_utf8(start)) start.pop_back();
+  return start.append(kGap);
+}
+
+std::string counted(size_t number, std::string_view noun) {
+  return cat(number, " ", noun, number == 1 ? "" : "s");
+}
+
 std::string event_line(double wall_clock, const std::string& job, const std::string& text) {
   const auto seconds = static_cast<time_t>(wall_clock);
   std::tm local{};
   localtime_r(&seconds, &local);
   char clock[16];
   std::strftime(clock, sizeof clock, "%H:%M:%S", &local);
-  return job.empty() ? cat(clock, " ", text)
-                     : format("%s %-12s %s", clock, job.c_str(), text.c_str());
+  const std::string line = one_line(text);
+  return job.empty() ? cat(clock, " ", line)
+                     : format("%s %-12s %s", clock, job.c_str(), line.c_str());
 }
 
 std::string progress_text(const JobRow& row) {
@@ -61,7 +85,7 @@ std::string progress_text(const JobRow& row) {
   if (row.state != JobState::kRunning) {
     std::string text(job_state_name(row.state));
     if (progress.step > 0) text += cat(", step ", progress.step, "/", progress.total_steps);
-    return row.reason.empty() ? text : cat(text, ": ", row.reason);
+    return row.reason.empty() ? text : cat(text, ": ", one_line(row.reason));
   }
   if (progress.step == 0) return cat("on ", row.place, ", before its first step");
   std::string text = cat("step ", progress.step, "/", progress.total_steps, "  loss ",
@@ -84,11 +108,12 @@ std::string summary_table(const std::vector<JobRow>& rows, const std::string& ru
         peak += cat(" (", format_bytes(static_cast<double>(row.predicted_bytes)), ")");
       }
     }
-    table.add({row.name, std::string(job_state_name(row.state)),
+    const std::string reason = shortened(one_line(row.reason), kTableReasonWidth);
+    table.add({shortened(row.name, kTableNameWidth), std::string(job_state_name(row.state)),
                ran ? cat(row.progress.step, "/", row.progress.total_steps) : "-",
                ran ? format("%.4f", row.progress.loss) : "-", peak,
                format("%.1f", row.totals.gpu_seconds), cat(row.totals.restarts),
-               row.adapter.empty() ? (row.reason.empty() ? "-" : row.reason) : row.adapter});
+               row.adapter.empty() ? (reason.empty() ? "-" : reason) : row.adapter});
   }
   return cat(table.text(), "run directory: ", run_directory, "\n");
 }
@@ -169,7 +194,15 @@ std::string bar_line(const JobRow& row, int columns, Colour colour) {
   const int filled = std::clamp(static_cast<int>(done * cells), 0, cells);
   const std::string bar = std::string(static_cast<size_t>(filled), '#') +
                           std::string(static_cast<size_t>(cells - filled), '.');
-  std::string text = format("%-12s [%s] ", row.name.c_str(), bar.c_str()) + progress_text(row);
+  const std::string figures = cat(" [", bar, "] ", progress_text(row));
+  // A long name gives way to the figures.
+  const size_t room = static_cast<size_t>(std::max(columns - 1, 0));
+  const size_t for_name = room > figures.size() ? room - figures.size() : 0;
+  const std::string name = shortened(row.name, std::max(for_name, kLeastNameWidth));
+  std::string text =
+      format("%-*s", static_cast<int>(std::clamp(for_name, kLeastNameWidth, size_t{12})),
+             name.c_str()) +
+      figures;
   if (columns > 1 && text.size() >= static_cast<size_t>(columns)) {
     text.resize(static_cast<size_t>(columns) - 1);
     while (!is_valid_utf8(text)) text.pop_back();
@@ -177,7 +210,10 @@ std::string bar_line(const JobRow& row, int columns, Colour colour) {
   if (colour == Colour::kNo) return text;
   const char* code = "0";
   if (row.state == JobState::kFinished) code = "32";
-  if (row.state == JobState::kFailed || row.state == JobState::kRefused) code = "31";
+  if (row.state == JobState::kFailed || row.state == JobState::kRefused ||
+      row.state == JobState::kSkipped) {
+    code = "31";
+  }
   if (row.state == JobState::kRunning) code = "36";
   return cat("\x1b[", code, "m", text, "\x1b[0m");
 }

@@ -13,6 +13,12 @@ namespace galley::launcher {
 
 /// "10:41:07 legal-8b     text", local time.
 std::string event_line(double wall_clock, const std::string& job, const std::string& text);
+/// Lines as one: trimmed, joined by "; ".
+std::string one_line(std::string_view text);
+/// At most `width` characters, with ... at the place of what is left out.
+std::string shortened(const std::string& text, size_t width);
+/// "1 job", "2 jobs".
+std::string counted(size_t number, std::string_view noun);
 /// "step 120/1840  loss 1.2034  6.1 k tok/s  31.2/31.4 GiB  left 2 h 58 min".
 std::string progress_text(const JobRow& row);
 /// The table at the end of a run, with the path of the run directory.

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -333,6 +334,30 @@ TEST(ProgressTest, bars_fit_the_terminal_and_honour_no_colour) {
   EXPECT_LT(bar_line(running_row(), 40, Colour::kNo).size(), 40u);
   EXPECT_EQ(bar_line(running_row(), 200, Colour::kNo).find('\x1b'), std::string::npos);
   EXPECT_NE(bar_line(running_row(), 200, Colour::kYes).find('\x1b'), std::string::npos);
+}
+
+TEST(ProgressTest, a_long_name_gives_way_to_the_figures) {
+  JobRow row = running_row();
+  row.name = std::string(100, 'n');
+  const std::string bar = bar_line(row, 100, Colour::kNo);
+  EXPECT_LT(bar.size(), 100u);
+  EXPECT_NE(bar.find(progress_text(row)), std::string::npos) << bar;
+}
+
+TEST(ProgressTest, one_line_per_job_and_event) {
+  JobRow row = running_row();
+  row.name = std::string(100, 'n');
+  row.state = JobState::kSkipped;
+  row.reason = "first fault\n  second fault\n" + std::string(400, 'x');
+  const std::string table = summary_table({running_row(), row}, "runs/a");
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4);
+  EXPECT_NE(table.find("skipped"), std::string::npos);
+  EXPECT_NE(table.find("first fault; second fault; xxx"), std::string::npos);
+  EXPECT_EQ(table.find(std::string(200, 'x')), std::string::npos);
+  EXPECT_EQ(job_row_from_json(to_json(row)).state, JobState::kSkipped);
+  const std::string line = event_line(0, "a", row.reason);
+  EXPECT_EQ(line.find('\n'), std::string::npos);
+  EXPECT_EQ(counted(1, "job") + ", " + counted(2, "agent"), "1 job, 2 agents");
 }
 
 TEST(ProgressTest, jobs_csv_joins_with_sacct) {

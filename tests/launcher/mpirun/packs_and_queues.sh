@@ -12,14 +12,16 @@ for n in 5 2 1; do
   expect_in "^ready\|[0-9] ready$" log
   expect "$(grep -c finished stdout)" 4 "rows in the summary"
   [ -f runs/fake/plan.json ] && [ -f runs/fake/jobs.csv ] || fail "no plan or no table"
-  # The same command again finds everything done and runs nothing.
+  # The same command again finds everything done, runs nothing and keeps the plan.
+  cp runs/fake/plan.json plan
   timeout 50 $M -n $n "$G" run --cluster cluster.toml fake > stdout 2> log
   expect $? 0 "second exit code"
   grep -q "starts on" log && fail "a finished job was done again"
+  cmp -s plan runs/fake/plan.json || fail "the plan of a finished run was replaced"
 done
 # Without a cluster file the machine is one host device with all its cores.
 rm -rf runs; printf 'a 5 10 0.1\nb 5 10 0.1\n' > fake
 timeout 50 $M -n 2 "$G" run fake > stdout 2> log
 expect $? 0 "exit code on the host device"
-expect_in "1 host devices" log
+expect_in "1 host device, 1 agent$" log
 expect_in "b  *waits for a GPU" log
