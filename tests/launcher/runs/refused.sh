@@ -11,7 +11,7 @@ END
 job big 5 1 | sed 's/rank = 8/rank = 64/' > big.toml
 "$G" plan big.toml --cluster tiny.toml > out 2> log
 expect $? 69 "exit code of plan"
-expect_in "big  *refused: needs .* tiny has" out
+expect_in "big is refused: needs .* tiny has" out
 timeout 60 $M -n 2 "$G" run big.toml --cluster tiny.toml > out 2> log
 expect $? 69 "exit code alone"
 expect "$("$G" exit-code runs/big)" 69 "the record"
