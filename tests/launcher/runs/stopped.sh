@@ -1,7 +1,7 @@
 # Signals at odd moments, to mpirun after "ready" and to galley launch at any time: 75 each time, and the same
 # command finishes with the adapter of an undisturbed run.
 . "$(dirname "$0")/common.sh"
-{ job a 60 1; job b 60 2; } > jobs.toml
+{ job a 120 1; job b 120 2; } > jobs.toml
 timeout 200 $M -n 3 "$G" run jobs.toml --run quiet --cluster cluster.toml > out 2> log
 expect $? 0 "exit code of the undisturbed run"
 stops=0
@@ -37,7 +37,7 @@ expect $? 0 "exit code at the end"
 for name in a b; do
   expect "$(adapter_of jobs $name)" "$(adapter_of quiet $name)" "adapter of $name"
   expect "$(adapter_of launched $name)" "$(adapter_of quiet $name)" "adapter of $name under launch"
-  steps_are_whole jobs $name 60 || fail "steps of $name"
-  steps_are_whole launched $name 60 || fail "steps of $name under launch"
+  steps_are_whole jobs $name 120 || fail "steps of $name"
+  steps_are_whole launched $name 120 || fail "steps of $name under launch"
 done
 echo "ok"
