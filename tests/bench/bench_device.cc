@@ -15,6 +15,7 @@
 #include "engine/device/host/host_device.h"
 #include "engine/device/host/thread_pool.h"
 #include "tests/bench/fma_peak.h"
+#include "tests/bench/timing.h"
 
 namespace galley::bench {
 namespace {
@@ -23,18 +24,6 @@ using namespace galley::device;  // NOLINT: a benchmark of that module alone
 
 constexpr int kSamples = 7;
 constexpr double kSampleSeconds = 0.02;
-
-double seconds_of(clockid_t clock) {
-  timespec time = {};
-  clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-double median(std::vector<double> samples) {
-  const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
-  std::nth_element(samples.begin(), middle, samples.end());
-  return *middle;
-}
 
 struct Bench {
   HostDevice& device;

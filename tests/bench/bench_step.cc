@@ -17,6 +17,7 @@
 #include "engine/nn/network.h"
 #include "tests/bench/fma_peak.h"
 #include "tests/bench/profiled_ops.h"
+#include "tests/bench/timing.h"
 
 namespace galley::bench {
 namespace {
@@ -29,18 +30,6 @@ struct Options {
   int steps = 3;
   std::vector<int> threads = {1, 2};
 };
-
-double seconds_of(clockid_t clock) {
-  timespec time = {};
-  clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-double median(std::vector<double> samples) {
-  const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
-  std::nth_element(samples.begin(), middle, samples.end());
-  return *middle;
-}
 
 model::ModelConfig shape_135m() {
   model::ModelConfig config;
