@@ -20,8 +20,7 @@ enum class EventOutput {
 struct RunOptions {
   std::string job_file;
   std::string cluster_file;  // empty: what the ranks report
-  std::string runs_directory = "runs";
-  std::string run_name;  // empty: stem of the job file
+  std::string run_name;      // empty: stem of the job file
   bool skip_bad_jobs = false;
   std::optional<double> wall_time_s;  // --wall-time; else the job file's; else Slurm's
   EventOutput events = EventOutput::kPlain;
