@@ -3,8 +3,9 @@
 // The memory plan (engine/model) takes it, devices (engine/device) give it; neither includes the
 // other. Packed weights: every linear weight [out, in] is stored in ONE form per dtype: panels of
 // `panel_outputs` output rows, each panel [in][panel_outputs] (the last panel padded with zeros);
-// bf16 panels interleave outputs j and j + panel_outputs/2 in one 32-bit word (low half first), so
-// that one load widens to two vectors. panel_outputs == 1 means plain row-major [out][in].
+// bf16 panels are [in / 2][panel_outputs] words of 32 bits: inputs 2i (low half) and 2i + 1 of one
+// output, as dot-product instructions take them and as two shifts widen them (an odd `in` is padded
+// with a zero). panel_outputs == 1 means plain row-major [out][in].
 #pragma once
 
 #include <cstddef>
@@ -45,7 +46,8 @@ constexpr DeviceTraits host_traits(uint64_t capacity_bytes, uint32_t num_threads
 /// Bytes of a packed linear weight [out, in]; aligned.
 constexpr uint64_t packed_weight_bytes(const DeviceTraits& traits, DType dtype, uint64_t out,
                                        uint64_t in) {
-  return round_up(round_up(out, traits.panel_outputs) * in * dtype_bytes(dtype),
+  const uint64_t inputs = traits.panel_outputs > 1 && dtype == DType::kBf16 ? round_up(in, 2) : in;
+  return round_up(round_up(out, traits.panel_outputs) * inputs * dtype_bytes(dtype),
                   traits.alignment_bytes);
 }
 

@@ -14,13 +14,18 @@
 
 namespace galley::device {
 
-/// Kernels of the GEMM table. kAuto takes the best one that this processor has.
-enum class KernelSet { kAuto, kPortable, kAvx2, kAvx512 };
+/// Rows of the kernel table. kAuto takes the best one that this processor has and that never rounds
+/// inputs. kAvx512Bf16 rounds the left operand of products with bf16 weights to bf16.
+enum class KernelSet { kAuto, kPortable, kAvx2, kAvx512, kAvx512Bf16 };
 std::string kernel_set_name(KernelSet kernels);
 /// Error(kUsage) for an unknown name.
 KernelSet kernel_set_from_name(const std::string& name);
 /// True when this processor (and its operating system) can run them.
 bool kernel_set_usable(KernelSet kernels);
+/// True when products may round their inputs to bf16.
+bool kernel_set_rounds(KernelSet kernels);
+/// All that this processor can run, the narrowest first; without kAuto.
+std::vector<KernelSet> usable_kernel_sets();
 /// What kAuto means here.
 KernelSet best_kernel_set();
 

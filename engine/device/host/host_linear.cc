@@ -22,8 +22,13 @@ float widened(DType source, const void* values, int64_t index) {
   return f16_to_f32(static_cast<const uint16_t*>(values)[index]);
 }
 
-/// Position of output j within a row of a bf16 panel: j and j + 16 share a word.
-int64_t bf16_position(int64_t j) { return j < 16 ? 2 * j : 2 * (j - 16) + 1; }
+/// Place of input i of output j in a bf16 panel: inputs i and i + 1 of an even i share a word.
+int64_t bf16_place(int64_t i, int64_t j) { return (i / 2 * kPanelOutputs + j) * 2 + i % 2; }
+
+/// Inputs of a panel as they are stored.
+int64_t stored_inputs(const WeightHandle& weight) {
+  return weight.kind == WeightKind::kBf16 ? round_up_to(weight.in, 2) : weight.in;
+}
 
 /// Rows [first, last) of the tensor (all in one panel) into the panel [in][32].
 struct PanelRows {
@@ -61,7 +66,6 @@ void pack_bf16_panel(const PanelRows& p, uint16_t* panel) {
     const int64_t i1 = std::min(in, i0 + kPackInputs);
     for (int64_t row = p.first; row < p.last; ++row) {
       const int64_t base = (row - p.row_begin) * in;
-      uint16_t* const to = panel + bf16_position(row % kPanelOutputs);
       for (int64_t i = i0; i < i1; ++i) {
         uint16_t bits;
         if (p.source == DType::kBf16) {
@@ -71,9 +75,12 @@ void pack_bf16_panel(const PanelRows& p, uint16_t* panel) {
         } else {
           bits = f32_to_bf16(reinterpret_cast<const float*>(p.rows)[base + i]);
         }
-        to[i * kPanelOutputs] = bits;
+        panel[bf16_place(i, row % kPanelOutputs)] = bits;
       }
     }
+  }
+  for (int64_t row = p.first; in % 2 != 0 && row < p.last; ++row) {
+    panel[bf16_place(in, row % kPanelOutputs)] = 0;
   }
 }
 
@@ -107,7 +114,7 @@ void HostLinearOps::do_pack_weight(const WeightHandle& weight, DType source, con
   const int64_t row_end = row_begin + num_rows;
   const int64_t first_panel = row_begin / kPanelOutputs;
   const int64_t panels = (row_end - 1) / kPanelOutputs + 1 - first_panel;
-  const int64_t panel_values = weight.in * kPanelOutputs;
+  const int64_t panel_values = stored_inputs(weight) * kPanelOutputs;
   runtime_.pool->parallel_for(panels, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t panel = first_panel + begin; panel < first_panel + end; ++panel) {
       PanelRows p = {&weight, source, static_cast<const std::byte*>(host_rows), row_begin, 0, 0};
@@ -127,7 +134,7 @@ void HostLinearOps::do_pack_weight(const WeightHandle& weight, DType source, con
         pack_bf16_panel(p, to);
         for (int64_t j = padded ? weight.out % kPanelOutputs : kPanelOutputs; j < kPanelOutputs;
              ++j) {
-          for (int64_t i = 0; i < weight.in; ++i) to[i * kPanelOutputs + bf16_position(j)] = 0;
+          for (int64_t i = 0; i < weight.in; ++i) to[bf16_place(i, j)] = 0;
         }
       }
     }
@@ -180,7 +187,7 @@ GemmTask task_of(const ConstMatrix& a, const Matrix& c, int64_t k, Write write) 
 void set_weight(GemmTask* task, const WeightHandle& weight, BForm f32, BForm bf16) {
   task->b_form = weight.kind == WeightKind::kF32 ? f32 : bf16;
   task->b = weight.arena->at<std::byte>(weight.offset_bytes);
-  task->b_stride = weight.in;
+  task->b_stride = stored_inputs(weight);
 }
 
 void HostLinearOps::do_forward(const ConstMatrix& x, const WeightHandle& weight,

@@ -90,15 +90,17 @@ void HostTokenOps::do_gather_rows(const WeightHandle& table, const int32_t* ids,
   for (int64_t row = 0; row < y.rows; ++row) GALLEY_CHECK(ids[row] >= 0 && ids[row] < table.out);
   for_rows(runtime_, y, [&](int64_t row) {
     const int64_t panel = ids[row] / kPanelOutputs, j = ids[row] % kPanelOutputs;
-    const int64_t offset = panel * table.in * kPanelOutputs;
+    const int64_t inputs = table.kind == WeightKind::kBf16 ? (table.in + 1) / 2 * 2 : table.in;
+    const int64_t offset = panel * inputs * kPanelOutputs;
     float* const to = y.data + row * y.stride;
     if (table.kind == WeightKind::kF32) {
       const float* from = table.arena->at<float>(table.offset_bytes) + offset + j;
       for (int64_t i = 0; i < table.in; ++i) to[i] = from[i * kPanelOutputs];
     } else {
-      const int64_t position = j < 16 ? 2 * j : 2 * (j - 16) + 1;
-      const uint16_t* from = table.arena->at<uint16_t>(table.offset_bytes) + offset + position;
-      for (int64_t i = 0; i < table.in; ++i) to[i] = bf16_to_f32(from[i * kPanelOutputs]);
+      const uint16_t* from = table.arena->at<uint16_t>(table.offset_bytes) + offset + 2 * j;
+      for (int64_t i = 0; i < table.in; ++i) {
+        to[i] = bf16_to_f32(from[i / 2 * 2 * kPanelOutputs + i % 2]);
+      }
     }
   });
 }

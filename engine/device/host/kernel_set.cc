@@ -4,6 +4,12 @@
 #include "engine/device/host/host_ops.h"
 
 namespace galley::device {
+namespace {
+
+constexpr KernelSet kAllSets[] = {KernelSet::kPortable, KernelSet::kAvx2, KernelSet::kAvx512,
+                                  KernelSet::kAvx512Bf16};
+
+}  // namespace
 
 std::string kernel_set_name(KernelSet kernels) {
   switch (kernels) {
@@ -15,14 +21,16 @@ std::string kernel_set_name(KernelSet kernels) {
       return "avx2";
     case KernelSet::kAvx512:
       return "avx512";
+    case KernelSet::kAvx512Bf16:
+      return "avx512-bf16";
   }
   return "unknown";
 }
 
 KernelSet kernel_set_from_name(const std::string& name) {
-  std::vector<std::string> names;
-  for (const KernelSet kernels :
-       {KernelSet::kAuto, KernelSet::kPortable, KernelSet::kAvx2, KernelSet::kAvx512}) {
+  if (name == kernel_set_name(KernelSet::kAuto)) return KernelSet::kAuto;
+  std::vector<std::string> names = {kernel_set_name(KernelSet::kAuto)};
+  for (const KernelSet kernels : kAllSets) {
     names.push_back(kernel_set_name(kernels));
     if (names.back() == name) return kernels;
   }
@@ -42,8 +50,20 @@ bool kernel_set_usable(KernelSet kernels) {
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("fma");
+    case KernelSet::kAvx512Bf16:
+      return kernel_set_usable(KernelSet::kAvx512) && __builtin_cpu_supports("avx512bf16");
   }
   return false;
+}
+
+bool kernel_set_rounds(KernelSet kernels) { return kernels == KernelSet::kAvx512Bf16; }
+
+std::vector<KernelSet> usable_kernel_sets() {
+  std::vector<KernelSet> usable;
+  for (const KernelSet kernels : kAllSets) {
+    if (kernel_set_usable(kernels)) usable.push_back(kernels);
+  }
+  return usable;
 }
 
 KernelSet best_kernel_set() {
@@ -63,6 +83,8 @@ const KernelTable& kernel_table(KernelSet kernels) {
       return kKernelsAvx2;
     case KernelSet::kAvx512:
       return kKernelsAvx512;
+    case KernelSet::kAvx512Bf16:
+      return kKernelsAvx512Bf16;
   }
   return kKernelsPortable;
 }

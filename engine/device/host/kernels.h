@@ -53,7 +53,7 @@ struct GemmTask {
   float alpha = 1.0f;
   BForm b_form = BForm::kRows;
   const void* b = nullptr;
-  int64_t b_stride = 0;  // panels: the number of inputs
+  int64_t b_stride = 0;  // panels: the number of inputs, even for bf16
   int64_t m = 0, n = 0, k = 0;
   const float* a2 = nullptr;  // row-major [m, k2]
   int64_t a2_row = 0;
@@ -154,5 +154,6 @@ struct KernelTable {
 extern const KernelTable kKernelsPortable;
 extern const KernelTable kKernelsAvx2;
 extern const KernelTable kKernelsAvx512;
+extern const KernelTable kKernelsAvx512Bf16;
 
 }  // namespace galley::device
