@@ -134,7 +134,7 @@ void HostLinearOps::do_pack_weight(const WeightHandle& weight, DType source, con
         pack_bf16_panel(p, to);
         for (int64_t j = padded ? weight.out % kPanelOutputs : kPanelOutputs; j < kPanelOutputs;
              ++j) {
-          for (int64_t i = 0; i < weight.in; ++i) to[bf16_place(i, j)] = 0;
+          for (int64_t i = 0; i < stored_inputs(weight); ++i) to[bf16_place(i, j)] = 0;
         }
       }
     }
