@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "engine/core/dtype.h"
 #include "engine/device/host/host_device.h"
 #include "engine/device/host/kernels.h"
 #include "engine/device/host/thread_pool.h"
@@ -27,6 +28,24 @@ struct HostRuntime {
     return attention_scratch_base + thread * kAttentionScratchFloats;
   }
 };
+
+/// Inputs of a panel as they are stored: an even number for bf16.
+inline int64_t stored_inputs(const WeightHandle& weight) {
+  return weight.kind == WeightKind::kBf16 ? weight.in + weight.in % 2 : weight.in;
+}
+
+/// Rows [row_begin, row_begin + num_rows) of a weight as a file holds them: row-major
+/// [num_rows][in].
+struct SourceRows {
+  DType dtype = DType::kF32;
+  const void* data = nullptr;
+  int64_t row_begin = 0, num_rows = 0;
+};
+
+/// Packs the rows into their panels with all threads of the pool; the call that brings the last row
+/// also clears the padding behind it.
+void pack_host_weight(const HostRuntime& runtime, const WeightHandle& weight,
+                      const SourceRows& rows);
 
 // Each keeps the reference; the device outlives its operations.
 std::unique_ptr<LinearOps> make_host_linear_ops(const HostRuntime& runtime);
