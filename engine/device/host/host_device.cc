@@ -19,16 +19,6 @@ static_assert(kPanelOutputs == DeviceTraits{}.panel_outputs);
 class HostStream final : public Stream {};
 class HostEvent final : public Event {};
 
-std::string processor_name() {
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  for (std::string line; std::getline(cpuinfo, line);) {
-    if (!line.starts_with("model name")) continue;
-    const size_t colon = line.find(':');
-    if (colon != std::string::npos) return std::string(trim(line.substr(colon + 1)));
-  }
-  return "x86-64 processor";
-}
-
 std::string host_name() {
   char name[256] = {};
   if (gethostname(name, sizeof name - 1) != 0) return "localhost";
@@ -120,6 +110,16 @@ class HostDeviceImpl final : public HostDevice {
 };
 
 }  // namespace
+
+std::string processor_name() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    if (!line.starts_with("model name")) continue;
+    const size_t colon = line.find(':');
+    if (colon != std::string::npos) return std::string(trim(line.substr(colon + 1)));
+  }
+  return "x86-64 processor";
+}
 
 // The predictor knows the scratch of a host device from core/device_traits.h without seeing it.
 static_assert(kGemmScratchFloats * sizeof(float) <= kHostGemmWorkspaceBytesPerThread);

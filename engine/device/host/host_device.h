@@ -26,8 +26,13 @@ bool kernel_set_usable(KernelSet kernels);
 bool kernel_set_rounds(KernelSet kernels);
 /// All that this processor can run, the narrowest first; without kAuto.
 std::vector<KernelSet> usable_kernel_sets();
+/// Names of all sets of this version, usable here or not, as pins name them; "auto" first.
+std::vector<std::string> kernel_set_names();
 /// What kAuto means here.
 KernelSet best_kernel_set();
+
+/// The processor's own name ("AMD EPYC 9R14"), for records; kernels are never chosen by it.
+std::string processor_name();
 
 struct HostDeviceOptions {
   uint64_t capacity_bytes = 0;  // 0: the memory that is free now

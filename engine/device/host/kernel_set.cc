@@ -29,13 +29,18 @@ std::string kernel_set_name(KernelSet kernels) {
 
 KernelSet kernel_set_from_name(const std::string& name) {
   if (name == kernel_set_name(KernelSet::kAuto)) return KernelSet::kAuto;
-  std::vector<std::string> names = {kernel_set_name(KernelSet::kAuto)};
   for (const KernelSet kernels : kAllSets) {
-    names.push_back(kernel_set_name(kernels));
-    if (names.back() == name) return kernels;
+    if (kernel_set_name(kernels) == name) return kernels;
   }
+  const std::vector<std::string> names = kernel_set_names();
   throw Error(Reason::kUsage, "there are no kernels named \"" + name + "\"" +
                                   did_you_mean(name, names) + "; known are " + join(names, ", "));
+}
+
+std::vector<std::string> kernel_set_names() {
+  std::vector<std::string> names = {kernel_set_name(KernelSet::kAuto)};
+  for (const KernelSet kernels : kAllSets) names.push_back(kernel_set_name(kernels));
+  return names;
 }
 
 bool kernel_set_usable(KernelSet kernels) {
