@@ -1,6 +1,8 @@
 // AttentionOps of the host device.
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <thread>
 
 #include "engine/device/host/host_ops.h"
 
@@ -71,14 +73,12 @@ AttentionTask make_task(const Operands& x, const AttentionItem& item, int64_t he
   if (x.d_o.data != nullptr) {
     t.d_o = x.d_o.data + row * x.d_o.stride + column;
     t.d_o_row = x.d_o.stride;
-    if (x.dq.data != nullptr) t.dq = x.dq.data + row * x.dq.stride + column;
+    t.dq = x.dq.data + row * x.dq.stride + column;
     t.dq_row = x.dq.stride;
-    if (x.dk.data != nullptr) {
-      t.dk = x.dk.data + item.key_row * x.dk.stride + kv_column;
-      t.dk_row = x.dk.stride;
-      t.dv = x.dv.data + item.key_row * x.dv.stride + kv_column;
-      t.dv_row = x.dv.stride;
-    }
+    t.dk = x.dk.data + item.key_row * x.dk.stride + kv_column;
+    t.dk_row = x.dk.stride;
+    t.dv = x.dv.data + item.key_row * x.dv.stride + kv_column;
+    t.dv_row = x.dv.stride;
   }
   if (t.num_queries == 1) rows_from_heads(&t);
   return t;
@@ -101,8 +101,114 @@ class TaskWalk {
   int64_t before_ = 0;
 };
 
-/// Who computes a task depends on timing, its result does not: no two tasks of one phase write the
-/// same memory, and each adds in a fixed order.
+/// Turns of tasks that add to the same rows: a task adds to a block of keys once its predecessor
+/// has. Tasks are begun in growing order, so the lowest unfinished one never waits, however few
+/// threads really run.
+class TaskTurns {
+ public:
+  TaskTurns() {
+    for (int64_t n = 0; n < kSlots; ++n) slot(n) = finished(n - kSlots);
+  }
+  /// Where the numbers of the next call's tasks begin. None comes back, so nothing is cleared.
+  int64_t base() const { return base_; }
+  void advance(int64_t num_tasks) { base_ += num_tasks; }
+
+  void begin(int64_t n) {
+    wait([&] { return slot(n).load(std::memory_order_acquire) == finished(n - kSlots); });
+    publish(n, 0);
+  }
+  /// Task n has added to this many blocks.
+  void publish(int64_t n, int64_t blocks) {
+    slot(n).store(n * kSteps + blocks, std::memory_order_release);
+  }
+  void finish(int64_t n) { slot(n).store(finished(n), std::memory_order_release); }
+  /// Returns when task n has added to more than `block` blocks.
+  void wait_for(int64_t n, int64_t block) {
+    wait([&] { return slot(n).load(std::memory_order_acquire) > n * kSteps + block; });
+  }
+
+ private:
+  static constexpr int64_t kSlots = 256;
+  static constexpr int64_t kSteps = int64_t{1} << 24;  // blocks of keys of one task, at most
+  static constexpr int kSpins = 200;
+
+  static int64_t finished(int64_t n) { return n * kSteps + kSteps - 1; }
+  std::atomic<int64_t>& slot(int64_t n) { return slots_[static_cast<size_t>(n % kSlots)]; }
+  template <typename Condition>
+  static void wait(const Condition& holds) {
+    for (int spins = 0; !holds(); ++spins) {
+      if (spins < kSpins) {
+        __builtin_ia32_pause();
+      } else {
+        std::this_thread::yield();  // who is waited for may need this processor
+      }
+    }
+  }
+
+  int64_t base_ = 0;
+  std::array<std::atomic<int64_t>, kSlots> slots_;
+};
+
+/// The turn of one task, as its kernel sees it.
+struct Turn : AttentionTurn {
+  Turn(TaskTurns* all, int64_t n, int64_t before, bool last)
+      : turns(all), number(n), predecessor(before), publishes(last) {
+    wait = [](const AttentionTurn* turn, int64_t block) {
+      const auto* self = static_cast<const Turn*>(turn);
+      if (self->predecessor >= 0) self->turns->wait_for(self->predecessor, block);
+    };
+    pass = [](const AttentionTurn* turn, int64_t block) {
+      const auto* self = static_cast<const Turn*>(turn);
+      if (self->publishes) self->turns->publish(self->number, block + 1);
+    };
+  }
+  TaskTurns* turns;
+  int64_t number;
+  int64_t predecessor;  // negative: none
+  bool publishes;       // false: more heads of this task will add to the same keys
+};
+
+/// Which key/value heads of items are whole tasks of backward, and which are shared by all threads.
+/// Units are numbered item by item, head by head; the last ones are shared.
+int64_t first_shared_unit(const AttentionShape& shape, std::span<const AttentionItem> items,
+                          int64_t threads) {
+  const int64_t num_units = static_cast<int64_t>(items.size()) * shape.num_kv_heads;
+  if (threads == 1) return num_units;
+  const auto cost_of = [](const AttentionItem& item) {
+    return static_cast<double>(item.num_queries) *
+           static_cast<double>(2 * item.num_keys - item.num_queries);
+  };
+  double largest = 0, smallest = 1e300;
+  for (const AttentionItem& item : items) {
+    largest = std::max(largest, cost_of(item));
+    smallest = std::min(smallest, cost_of(item));
+  }
+  if (largest == smallest) return num_units - num_units % threads;
+  // Threads that find no more whole unit wait at most for the largest one; the shared units keep
+  // them busy.
+  double wanted = largest * static_cast<double>(threads - 1);
+  int64_t unit = num_units;
+  for (; unit > 0 && wanted > 0; --unit) {
+    wanted -= cost_of(items[static_cast<size_t>((unit - 1) / shape.num_kv_heads)]);
+  }
+  return unit;
+}
+
+int64_t num_shared_tasks(const AttentionShape& shape, std::span<const AttentionItem> items,
+                         int64_t shared) {
+  const int64_t query_block = Blocking(shape).query_block;
+  int64_t count = 0;
+  for (int64_t unit = shared; unit < static_cast<int64_t>(items.size()) * shape.num_kv_heads;
+       ++unit) {
+    count +=
+        ceil_divide(items[static_cast<size_t>(unit / shape.num_kv_heads)].num_queries, query_block);
+  }
+  return count;
+}
+
+/// Who computes a task depends on timing, its result does not: no two tasks of forward write the
+/// same memory, and those of backward add to keys in the order of the query rows. Results are the
+/// same for any number of threads.
 class HostAttentionOps final : public AttentionOps {
  public:
   explicit HostAttentionOps(const HostRuntime& runtime) : runtime_(runtime) {}
@@ -110,17 +216,13 @@ class HostAttentionOps final : public AttentionOps {
  protected:
   void do_forward(const AttentionShape& shape, std::span<const AttentionItem> items,
                   const ConstMatrix& q, const ConstMatrix& k, const ConstMatrix& v, const Matrix& o,
-                  float* lse) override {
-    const Operands x = {&shape, items, q, k, v, {}, o, {}, {}, {}, lse};
-    query_tasks(x, runtime_.kernels->attention.forward);
-  }
+                  float* lse) override;
   void do_backward(const AttentionShape& shape, std::span<const AttentionItem> items,
                    const ConstMatrix& q, const ConstMatrix& k, const ConstMatrix& v,
                    const ConstMatrix& o, const float* lse, const ConstMatrix& d_o, const Matrix& dq,
                    const Matrix& dk, const Matrix& dv) override;
 
  private:
-  using Kernel = void (*)(const AttentionTask&, float*);
   /// body(thread) on all threads, or on the caller alone when there is little to do.
   template <typename Body>
   void run(const Operands& x, const Body& body) const {
@@ -133,17 +235,24 @@ class HostAttentionOps final : public AttentionOps {
       runtime_.pool->run(body);
     }
   }
-  /// A task is one block of query rows of one group of heads; the long ones of an item come first.
-  void query_tasks(const Operands& x, Kernel kernel) const;
-  /// A task is `keys` keys of one key/value head of one item, and all query rows that see them.
-  void key_tasks(const Operands& x, int64_t keys) const;
+  /// One block of query rows of one key/value head, all of its query heads.
+  void backward_block(const Operands& x, const AttentionItem& item, int64_t kv_head, int64_t block,
+                      float* scratch, int64_t number, int64_t predecessor);
+  /// The part of one thread: whole units first, then blocks of the shared ones.
+  void backward_part(const Operands& x, int64_t shared, std::atomic<int64_t>* next_whole,
+                     std::atomic<int64_t>* next_shared, float* scratch);
 
   const HostRuntime& runtime_;
+  TaskTurns turns_;
 };
 
-void HostAttentionOps::query_tasks(const Operands& x, Kernel kernel) const {
-  const Blocking blocking(*x.shape);
-  const int64_t columns = x.shape->num_kv_heads * blocking.chunks;
+/// A task is one block of query rows of one group of heads; the long ones of an item come first.
+void HostAttentionOps::do_forward(const AttentionShape& shape, std::span<const AttentionItem> items,
+                                  const ConstMatrix& q, const ConstMatrix& k, const ConstMatrix& v,
+                                  const Matrix& o, float* lse) {
+  const Operands x = {&shape, items, q, k, v, {}, o, {}, {}, {}, lse};
+  const Blocking blocking(shape);
+  const int64_t columns = shape.num_kv_heads * blocking.chunks;
   std::atomic<int64_t> next{0};
   run(x, [&](int thread) {
     TaskWalk walk(&next);
@@ -155,53 +264,57 @@ void HostAttentionOps::query_tasks(const Operands& x, Kernel kernel) const {
         const int64_t first = index % columns % blocking.chunks * blocking.heads;
         const int64_t head = index % columns / blocking.chunks * blocking.group + first;
         const int64_t heads = std::min(blocking.heads, blocking.group - first);
-        kernel(make_task(x, item, head, heads, begin, end), runtime_.attention_scratch(thread));
+        runtime_.kernels->attention.forward(make_task(x, item, head, heads, begin, end),
+                                            runtime_.attention_scratch(thread));
       });
     }
   });
 }
 
-void HostAttentionOps::key_tasks(const Operands& x, int64_t keys) const {
+void HostAttentionOps::backward_block(const Operands& x, const AttentionItem& item, int64_t kv_head,
+                                      int64_t block, float* scratch, int64_t number,
+                                      int64_t predecessor) {
   const Blocking blocking(*x.shape);
-  const int64_t num_kv_heads = x.shape->num_kv_heads;
-  std::atomic<int64_t> next{0};
-  run(x, [&](int thread) {
-    TaskWalk walk(&next);
-    for (const AttentionItem& item : x.items) {
-      const int64_t parts = ceil_divide(item.num_keys, keys);
-      walk.visit(item.num_queries == 0 ? 0 : parts * num_kv_heads, [&](int64_t index) {
-        const int64_t key_begin = index / num_kv_heads * keys;
-        const int64_t first_head = index % num_kv_heads * blocking.group;
-        for (int64_t begin = 0; begin < item.num_queries; begin += blocking.query_block) {
-          const int64_t end = std::min(item.num_queries, begin + blocking.query_block);
-          // The last row of the block sees this many keys.
-          if (item.num_keys - item.num_queries + end <= key_begin) continue;
-          for (int64_t first = 0; first < blocking.group; first += blocking.heads) {
-            const int64_t heads = std::min(blocking.heads, blocking.group - first);
-            AttentionTask task = make_task(x, item, first_head + first, heads, begin, end);
-            task.key_begin = key_begin;
-            task.key_end = std::min(item.num_keys, key_begin + keys);
-            runtime_.kernels->attention.backward(task, runtime_.attention_scratch(thread));
-          }
-        }
-      });
-    }
-  });
+  const int64_t begin = block * blocking.query_block;
+  const int64_t end = std::min(item.num_queries, begin + blocking.query_block);
+  for (int64_t first = 0; first < blocking.group; first += blocking.heads) {
+    const int64_t heads = std::min(blocking.heads, blocking.group - first);
+    AttentionTask task = make_task(x, item, kv_head * blocking.group + first, heads, begin, end);
+    const Turn turn(&turns_, number, predecessor, first + heads == blocking.group);
+    if (number >= 0) task.turn = &turn;
+    runtime_.kernels->attention.backward(task, scratch);
+  }
 }
 
-/// True when one pass over whole key/value heads of items would leave threads idle for longer than
-/// two passes over small tasks, which compute the scores twice (7 products instead of 5), take.
-bool wants_two_passes(const AttentionShape& shape, std::span<const AttentionItem> items,
-                      int64_t threads) {
-  double total = 0, largest = 0;
-  for (const AttentionItem& item : items) {
-    const double cost = static_cast<double>(item.num_queries) *
-                        static_cast<double>(2 * item.num_keys - item.num_queries);
-    total += cost * static_cast<double>(shape.num_kv_heads);
-    largest = std::max(largest, cost);
+void HostAttentionOps::backward_part(const Operands& x, int64_t shared,
+                                     std::atomic<int64_t>* next_whole,
+                                     std::atomic<int64_t>* next_shared, float* scratch) {
+  const int64_t num_kv_heads = x.shape->num_kv_heads;
+  const int64_t query_block = Blocking(*x.shape).query_block;
+  for (int64_t unit; (unit = next_whole->fetch_add(1)) < shared;) {
+    const AttentionItem& item = x.items[static_cast<size_t>(unit / num_kv_heads)];
+    for (int64_t block = 0; block * query_block < item.num_queries; ++block) {
+      backward_block(x, item, unit % num_kv_heads, block, scratch, -1, -1);
+    }
   }
-  const double n = static_cast<double>(threads);
-  return total / n + largest * (1 - 1 / n) > 1.4 * total / n;
+  TaskWalk walk(next_shared);
+  int64_t before = turns_.base();
+  for (size_t i = static_cast<size_t>(shared / num_kv_heads); i < x.items.size(); ++i) {
+    const AttentionItem& item = x.items[i];
+    const int64_t first_head =
+        std::max<int64_t>(0, shared - static_cast<int64_t>(i) * num_kv_heads);
+    const int64_t heads = num_kv_heads - first_head;
+    // Heads take turns, so that neighbours in time seldom add to the same rows.
+    const int64_t tasks = ceil_divide(item.num_queries, query_block) * heads;
+    walk.visit(tasks, [&](int64_t index) {
+      const int64_t number = before + index;
+      turns_.begin(number);
+      backward_block(x, item, first_head + index % heads, index / heads, scratch, number,
+                     index < heads ? -1 : number - heads);
+      turns_.finish(number);
+    });
+    before += tasks;
+  }
 }
 
 void HostAttentionOps::do_backward(const AttentionShape& shape,
@@ -211,17 +324,13 @@ void HostAttentionOps::do_backward(const AttentionShape& shape,
                                    const Matrix& dk, const Matrix& dv) {
   // The kernel's task is one struct for both directions; backward only reads o and lse.
   const Matrix read_o = {const_cast<float*>(o.data), o.rows, o.cols, o.stride};
-  Operands x = {&shape, items, q, k, v, d_o, read_o, dq, dk, dv, const_cast<float*>(lse)};
-  if (!wants_two_passes(shape, items, runtime_.pool->size())) {
-    key_tasks(x, INT64_MAX / 2);
-    return;
-  }
-  x.dk = x.dv = Matrix{};
-  query_tasks(x, runtime_.kernels->attention.backward);
-  x.dq = Matrix{};
-  x.dk = dk;
-  x.dv = dv;
-  key_tasks(x, kAttentionKeyBlock);
+  const Operands x = {&shape, items, q, k, v, d_o, read_o, dq, dk, dv, const_cast<float*>(lse)};
+  const int64_t shared = first_shared_unit(shape, items, runtime_.pool->size());
+  std::atomic<int64_t> next_whole{0}, next_shared{0};
+  run(x, [&](int thread) {
+    backward_part(x, shared, &next_whole, &next_shared, runtime_.attention_scratch(thread));
+  });
+  turns_.advance(num_shared_tasks(shape, items, shared));
 }
 
 }  // namespace

@@ -76,6 +76,13 @@ struct GemmKernels {
                float* scratch);
 };
 
+/// Given to tasks of backward that add to the same dk and dv on several threads: wait(turn, b)
+/// returns when this task may add to block b of keys, pass(turn, b) says that it has.
+struct AttentionTurn {
+  void (*wait)(const AttentionTurn* turn, int64_t block) = nullptr;
+  void (*pass)(const AttentionTurn* turn, int64_t block) = nullptr;
+};
+
 /// Query rows [0, num_queries) of one run against all keys they see, for `num_heads` query heads
 /// that share one key/value head. Pointers are at the first row and first head of the task; k and v
 /// at the first row of the sequence. Query row i sees keys [0, first_visible + i * visible_step).
@@ -90,12 +97,11 @@ struct AttentionTask {
   int64_t o_row = 0;
   float* lse = nullptr;  // [row * lse_row + head]; may be null in forward
   int64_t lse_row = 0;
-  // Backward only: dq is set, dk and dv accumulate. Either dq, or both dk and dv, may be null; with
-  // dq all keys are taken, without it only keys [key_begin, key_end).
-  int64_t key_begin = 0, key_end = INT64_MAX;
+  // Backward only: dq is set, dk and dv accumulate.
   const float* d_o = nullptr;
   float *dq = nullptr, *dk = nullptr, *dv = nullptr;
   int64_t d_o_row = 0, dq_row = 0, dk_row = 0, dv_row = 0;
+  const AttentionTurn* turn = nullptr;  // null: nobody else adds
 };
 
 struct AttentionKernels {

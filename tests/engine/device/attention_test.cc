@@ -289,6 +289,47 @@ TEST(Attention, pain_P200_repeated_runs_are_bit_equal) {
   });
 }
 
+/// Item lists that are shared differently: one long row, equal rows, and many short ones.
+std::vector<std::vector<AttentionItem>> lists_to_share() {
+  std::vector<AttentionItem> many;
+  int64_t row = 0;
+  for (const int64_t tokens : {20, 130, 1, 64, 47, 200, 33, 90, 0, 25, 110}) {
+    many.push_back({row, tokens, row, tokens});
+    row += tokens;
+  }
+  const std::vector<AttentionItem> window = {{0, 150, 0, 400}};
+  return {{{0, 500, 0, 500}}, {{0, 240, 0, 240}, {240, 240, 240, 240}}, many, window};
+}
+
+/// Both directions with 2 to 4 threads give the bits that one thread gives.
+void expect_equal_for_all_threads(KernelSet set, const Problem& p) {
+  Outputs alone = make_outputs(p);
+  TestDevice one = make_test_device(set, 1);
+  run_forward(one, p, p.items, &alone);
+  run_backward(one, p, p.items, &alone);
+  for (const int threads : {2, 3, 4}) {
+    SCOPED_TRACE(kernel_set_name(set) + ", " + std::to_string(threads) + " threads");
+    TestDevice several = make_test_device(set, threads);
+    for (int run = 0; run < 2; ++run) {
+      Outputs out = make_outputs(p);
+      run_forward(several, p, p.items, &out);
+      run_backward(several, p, p.items, &out);
+      EXPECT_TRUE(out.o.same_bits(alone.o) && out.lse.same_bits(alone.lse));
+      EXPECT_TRUE(out.dq.same_bits(alone.dq) && out.dk.same_bits(alone.dk) &&
+                  out.dv.same_bits(alone.dv));
+    }
+  }
+}
+
+TEST(Attention, results_do_not_depend_on_the_number_of_threads) {
+  for (const std::vector<AttentionItem>& items : lists_to_share()) {
+    for (const AttentionShape& shape : {shape_of(6, 3, 16), shape_of(2, 2, 20)}) {
+      const Problem p(shape, items, 720, 720);
+      for (const KernelSet set : usable_kernel_sets()) expect_equal_for_all_threads(set, p);
+    }
+  }
+}
+
 TEST(Attention, wrong_shapes_are_our_mistakes) {
   TestDevice t = make_test_device(KernelSet::kAuto, 1);
   const Problem p(shape_of(2, 1, 16), {{0, 5, 0, 5}}, 5, 5);
