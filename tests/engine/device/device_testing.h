@@ -36,14 +36,6 @@ inline TestDevice make_test_device(KernelSet kernels, int num_threads) {
   return result;
 }
 
-inline std::vector<KernelSet> usable_kernel_sets() {
-  std::vector<KernelSet> sets;
-  for (const KernelSet set : {KernelSet::kPortable, KernelSet::kAvx2, KernelSet::kAvx512}) {
-    if (kernel_set_usable(set)) sets.push_back(set);
-  }
-  return sets;
-}
-
 /// Runs `body` for every usable kernel set with 1, 2 and 3 threads.
 inline void for_every_device(const std::function<void(TestDevice&)>& body) {
   for (const KernelSet set : usable_kernel_sets()) {

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
 
 #include "engine/core/dtype.h"
 #include "engine/core/error.h"
@@ -40,14 +43,21 @@ std::unique_ptr<Weight> make_weight(TestDevice& t, WeightKind kind, int64_t out,
   return result;
 }
 
+/// `value` of a left operand as a product with such a weight takes it. That results then agree as
+/// closely as those of the exact kernels shows that nothing but this rounding differs.
+double as_taken(const TestDevice& t, WeightKind kind, float value) {
+  const bool rounds = kind == WeightKind::kBf16 && kernel_set_rounds(t.device->kernels());
+  return rounds ? bf16_to_f32(f32_to_bf16(value)) : value;
+}
+
 struct Shape {
   int64_t tokens, in, out, lora_rank;
 };
-const Shape kShapes[] = {{1, 1, 1, 0},     {1, 33, 31, 3},    {3, 17, 100, 2},  {5, 64, 32, 8},
-                         {8, 100, 33, 16}, {12, 31, 65, 64},  {13, 257, 17, 1}, {25, 48, 96, 5},
-                         {64, 33, 70, 16}, {100, 96, 64, 31}, {200, 65, 40, 4}, {255, 20, 33, 2},
-                         {7, 700, 37, 9},  {31, 40, 1200, 6}, {9, 1153, 66, 0}, {3, 30, 50, 300},
-                         {301, 70, 130, 5}};
+const Shape kShapes[] = {{1, 1, 1, 0},      {1, 33, 31, 3},    {3, 17, 100, 2},  {5, 64, 32, 8},
+                         {8, 100, 33, 16},  {12, 31, 65, 64},  {13, 257, 17, 1}, {25, 48, 96, 5},
+                         {64, 33, 70, 16},  {100, 96, 64, 31}, {200, 65, 40, 4}, {255, 20, 33, 2},
+                         {7, 700, 37, 9},   {31, 40, 1200, 6}, {9, 1153, 66, 0}, {3, 30, 50, 300},
+                         {301, 70, 130, 5}, {40, 2401, 33, 3}, {37, 33, 1290, 2}};
 
 class LinearTest : public ::testing::TestWithParam<WeightKind> {};
 
@@ -73,7 +83,9 @@ TEST_P(LinearTest, forward_equals_double_precision) {
           for (int64_t j = 0; j < s.out; ++j) {
             if (write == Write::kAdd) expected.add(i, j, y(i, j));
             if (with_bias) expected.add(i, j, w.handle.bias[j]);
-            for (int64_t k = 0; k < s.in; ++k) expected.add(i, j, double{x(i, k)} * w.plain(j, k));
+            for (int64_t k = 0; k < s.in; ++k) {
+              expected.add(i, j, as_taken(t, GetParam(), x(i, k)) * w.plain(j, k));
+            }
             for (int64_t k = 0; k < s.lora_rank; ++k) {
               expected.add(i, j, 0.75 * double{xa(i, k)} * b(j, k));
             }
@@ -108,8 +120,9 @@ TEST_P(LinearTest, backward_input_equals_double_precision_and_ignores_bias_and_s
         for (int64_t i = 0; i < s.tokens; ++i) {
           for (int64_t j = 0; j < s.in; ++j) {
             if (write == Write::kAdd) expected.add(i, j, dx(i, j));
-            for (int64_t k = 0; k < s.out; ++k)
-              expected.add(i, j, double{dy(i, k)} * w.plain(k, j));
+            for (int64_t k = 0; k < s.out; ++k) {
+              expected.add(i, j, as_taken(t, GetParam(), dy(i, k)) * w.plain(k, j));
+            }
             for (int64_t k = 0; k < s.lora_rank; ++k) {
               expected.add(i, j, double{xa(i, k)} * a(k, j));
             }
@@ -119,6 +132,70 @@ TEST_P(LinearTest, backward_input_equals_double_precision_and_ignores_bias_and_s
                                      dx.matrix(), write);
         expect_near(dx, expected, kRounding);
         if (::testing::Test::HasFailure()) return;
+      }
+    }
+  });
+}
+
+TEST_P(LinearTest, infinity_and_nan_stay_in_their_rows_and_outputs) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for_every_device([](TestDevice& t) {
+    for (const int64_t tokens : {1, 5, 50}) {
+      const int64_t in = 37, out = 45;
+      const auto weight = make_weight(t, GetParam(), out, in, false);
+      Tensor x = Tensor::random(tokens, in, 5), dy = Tensor::random(tokens, out, 6);
+      const int64_t last = tokens - 1;
+      x(last, in - 1) = kInfinity;  // the last of an odd number of inputs
+      dy(last, out - 1) = -kInfinity;
+      if (tokens > 1) x(0, 3) = dy(0, 4) = kNan;
+      Tensor y(tokens, out), dx(tokens, in);
+      t.ops.linear->forward(x.view(), weight->handle, nullptr, y.matrix(), Write::kSet);
+      t.ops.linear->backward_input(dy.view(), weight->handle, nullptr, dx.matrix(), Write::kSet);
+      for (int64_t i = 0; i < tokens; ++i) {
+        const bool nan = i == 0 && tokens > 1;
+        for (int64_t j = 0; j < out; ++j) {
+          if (i == last) {
+            EXPECT_EQ(y(i, j), std::copysign(kInfinity, weight->plain(j, in - 1)));
+          } else {
+            EXPECT_EQ(std::isnan(y(i, j)), nan);
+            EXPECT_EQ(std::isfinite(y(i, j)), !nan);
+          }
+        }
+        for (int64_t j = 0; j < in; ++j) {
+          if (i == last) {
+            EXPECT_EQ(dx(i, j), -std::copysign(kInfinity, weight->plain(out - 1, j)));
+          } else {
+            EXPECT_EQ(std::isnan(dx(i, j)), nan);
+            EXPECT_EQ(std::isfinite(dx(i, j)), !nan);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(LinearTest, left_operands_are_rounded_to_nearest_even_or_not_at_all) {
+  for_every_device([](TestDevice& t) {
+    // Halfway between two bf16 numbers, the even one below and above; next to the largest
+    // number and to the smallest normal one.
+    const float values[] = {1.00390625f, 1.01171875f, -1.00390625f, 1.0039063f, 3.3961e38f,
+                            -0.0f,       1.0f,        0.1f,         1.2e-38f};
+    const int64_t count = std::size(values);
+    const auto weight = make_weight(t, GetParam(), 32, count, false);
+    Tensor one = Tensor::filled(32, count, 0.0f);
+    for (int64_t j = 0; j < count; ++j) one(j, j) = 1.0f;
+    t.ops.linear->pack_weight(weight->handle, DType::kF32, one.data(), 0, 32);
+    for (const int64_t tokens : {1, 3, 14}) {
+      Tensor x(tokens, count), y(tokens, 32);
+      for (int64_t i = 0; i < tokens; ++i) {
+        for (int64_t j = 0; j < count; ++j) x(i, j) = values[j];
+      }
+      t.ops.linear->forward(x.view(), weight->handle, nullptr, y.matrix(), Write::kSet);
+      for (int64_t i = 0; i < tokens; ++i) {
+        for (int64_t j = 0; j < count; ++j) {
+          EXPECT_EQ(y(i, j), as_taken(t, GetParam(), values[j])) << values[j];
+        }
       }
     }
   });
