@@ -148,13 +148,12 @@ std::string path_name(const std::string& path) {
   return slash == std::string::npos ? path : path.substr(slash + 1);
 }
 
-MappedFile::MappedFile(const std::string& path) {
-  const FileDescriptor fd = open_for_read(path);
-  const struct stat status = status_of(fd.get(), path);
+MappedFile::MappedFile(const std::string& path) : path_(path), fd_(open_for_read(path)) {
+  const struct stat status = status_of(fd_.get(), path);
   require_regular(status, path);
   size_ = static_cast<size_t>(status.st_size);
   if (size_ == 0) return;
-  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd_.get(), 0);
   if (address == MAP_FAILED) throw_errno("map", path, errno);
   bytes_ = static_cast<const std::byte*>(address);
 }
@@ -164,12 +163,39 @@ MappedFile::~MappedFile() {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : bytes_(std::exchange(other.bytes_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)),
+      fd_(std::move(other.fd_)),
+      bytes_(std::exchange(other.bytes_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
   std::swap(bytes_, other.bytes_);
   std::swap(size_, other.size_);
   return *this;
+}
+
+void MappedFile::read(uint64_t offset, void* to, size_t size) const {
+  auto* at = static_cast<char*>(to);
+  for (size_t done = 0; done < size;) {
+    const ssize_t got =
+        ::pread(fd_.get(), at + done, size - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno("read", path_, errno);
+    if (got == 0) {
+      throw Error(Reason::kIo, cat(path_, " had ", size_,
+                                   " bytes when it was opened and ends now "
+                                   "before byte ",
+                                   offset + size, "; it must not change while it is used"));
+    }
+    done += static_cast<size_t>(got);
+  }
+}
+
+void MappedFile::read_ahead(uint64_t offset, size_t size) const noexcept {
+  ::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(size),
+                  POSIX_FADV_WILLNEED);
 }
 
 std::string temporary_beside(const std::string& path) {

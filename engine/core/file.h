@@ -33,7 +33,35 @@ std::string path_join(const std::string& directory, const std::string& name);
 std::string path_directory(const std::string& path);
 std::string path_name(const std::string& path);
 
-/// Read-only private map of a whole file. Movable; unmaps at the end.
+/// An open file descriptor that closes itself.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() { reset(); }
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    if (this != &other) reset(other.release());
+    return *this;
+  }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  int release() {
+    const int fd = fd_;
+    fd_ = -1;
+    return fd;
+  }
+  void reset(int fd = -1);
+
+ private:
+  int fd_ = -1;
+};
+
+/// Read-only private map of a whole file, which stays open. Movable; unmaps and closes at the end.
+/// A file that shrinks or fails under its map kills who touches the lost page; read() throws
+/// instead.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -45,8 +73,15 @@ class MappedFile {
   const std::byte* bytes() const { return bytes_; }
   size_t size() const { return size_; }
   std::string_view text() const { return {reinterpret_cast<const char*>(bytes_), size_}; }
+  /// Copies bytes [offset, offset + size) without the map, so that they take no memory of this
+  /// process behind it. Error(kIo) when the file has become shorter, or the errno's.
+  void read(uint64_t offset, void* to, size_t size) const;
+  /// Lets the system fetch these bytes in the background; a hint.
+  void read_ahead(uint64_t offset, size_t size) const noexcept;
 
  private:
+  std::string path_;
+  FileDescriptor fd_;
   const std::byte* bytes_ = nullptr;
   size_t size_ = 0;
 };
@@ -76,31 +111,5 @@ std::string temporary_beside(const std::string& path);
 /// Removes leftovers (files and folders) of dead processes in a directory (names made by
 /// temporary_beside).
 void sweep_temporaries(const std::string& directory);
-
-/// An open file descriptor that closes itself.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() { reset(); }
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    if (this != &other) reset(other.release());
-    return *this;
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  int release() {
-    const int fd = fd_;
-    fd_ = -1;
-    return fd;
-  }
-  void reset(int fd = -1);
-
- private:
-  int fd_ = -1;
-};
 
 }  // namespace galley

@@ -32,26 +32,29 @@ void check_is_file(const std::string& path) {
   }
 }
 
-std::string_view header_text(const std::string& path, const MappedFile& file) {
-  const std::string_view text = file.text();
-  if (text.starts_with(kLfsMark)) {
+std::string header_text(const std::string& path, const MappedFile& file) {
+  std::string start(std::min(file.size(), kLfsMark.size()), ' ');
+  file.read(0, start.data(), start.size());
+  if (start == kLfsMark) {
     bad(path, "this is a Git LFS pointer, not the weights; run `git lfs pull` in its folder");
   }
-  if (text.size() < 8) {
-    bad(path, cat("only ", text.size(), " bytes: too short for a safetensors file (truncated?)"));
+  if (file.size() < 8) {
+    bad(path, cat("only ", file.size(), " bytes: too short for a safetensors file (truncated?)"));
   }
   uint64_t bytes = 0;
-  std::memcpy(&bytes, text.data(), sizeof bytes);
+  std::memcpy(&bytes, start.data(), sizeof bytes);
   if (bytes > kMaxHeaderBytes) {
     bad(path, cat("header of ", bytes, " bytes is beyond the format's limit of ", kMaxHeaderBytes,
                   "; this is no safetensors file"));
   }
-  if (bytes > text.size() - 8) {
+  if (bytes > file.size() - 8) {
     bad(path, cat("truncated: the header has ", bytes, " bytes, the file ends ",
-                  bytes - (text.size() - 8), " bytes before its end"));
+                  bytes - (file.size() - 8), " bytes before its end"));
   }
-  if (bytes == 0 || text[8] != '{') bad(path, "the header does not begin with '{'");
-  return text.substr(8, bytes);
+  std::string header(bytes, ' ');
+  file.read(8, header.data(), header.size());
+  if (!header.starts_with('{')) bad(path, "the header does not begin with '{'");
+  return header;
 }
 
 /// Non-negative integer of a list, or false.
@@ -149,19 +152,32 @@ int64_t StoredTensor::num_elements() const {
   return static_cast<int64_t>(num_bytes / dtype_bytes(dtype));
 }
 
+void StoredTensor::read(uint64_t begin, void* to, uint64_t size) const {
+  GALLEY_CHECK(begin <= num_bytes && size <= num_bytes - begin);
+  if (size == 0) return;
+  if (file != nullptr) {
+    file->read(file_offset + begin, to, size);
+  } else {
+    std::memcpy(to, bytes + begin, size);
+  }
+}
+
+void StoredTensor::read_ahead(uint64_t begin, uint64_t size) const noexcept {
+  if (file == nullptr || begin >= num_bytes) return;
+  file->read_ahead(file_offset + begin, std::min(size, num_bytes - begin));
+}
+
 std::vector<float> StoredTensor::to_f32() const {
   std::vector<float> values(static_cast<size_t>(num_elements()));
   const auto convert = [&]<typename T>(T, auto&& function) {
-    for (size_t i = 0; i < values.size(); ++i) {
-      T stored;
-      std::memcpy(&stored, bytes + i * sizeof(T), sizeof(T));
-      values[i] = function(stored);
-    }
+    std::vector<T> stored(values.size());
+    read(0, stored.data(), num_bytes);
+    std::transform(stored.begin(), stored.end(), values.begin(), function);
   };
   const auto cast = [](auto value) { return static_cast<float>(value); };
   switch (dtype) {
     case DType::kF32:
-      if (!values.empty()) std::memcpy(values.data(), bytes, num_bytes);
+      read(0, values.data(), num_bytes);
       break;
     case DType::kBf16:
       convert(uint16_t{}, bf16_to_f32);
@@ -190,8 +206,8 @@ std::vector<float> StoredTensor::to_f32() const {
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
   check_is_file(path);
-  SafetensorsFile result{MappedFile(path)};
-  const std::string_view header = header_text(path, result.file_);
+  SafetensorsFile result(path);
+  const std::string header = header_text(path, *result.file_);
   const Json json =
       parse_json_or_throw(header, path + " (header)", Reason::kBadModel, {.max_depth = 8});
   if (!json.is_object()) bad(path, "the header must be an object");
@@ -211,9 +227,11 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
            std::pair(extents[b].begin, extents[b].end);
   });
   const uint64_t data_begin = 8 + header.size();
-  check_layout(path, tensors, extents, order, result.file_.size() - data_begin);
+  check_layout(path, tensors, extents, order, result.file_->size() - data_begin);
   for (const size_t i : order) {
-    tensors[i].bytes = result.file_.bytes() + data_begin + extents[i].begin;
+    tensors[i].file = result.file_.get();
+    tensors[i].file_offset = data_begin + extents[i].begin;
+    tensors[i].bytes = result.file_->bytes() + tensors[i].file_offset;
     result.index_.emplace(tensors[i].name, result.tensors_.size());
     result.tensors_.push_back(std::move(tensors[i]));
   }

@@ -1,6 +1,7 @@
 #include "engine/model/weights.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <set>
@@ -16,6 +17,8 @@ namespace {
 constexpr uint64_t kMaxIndexBytes = uint64_t{256} << 20;
 constexpr size_t kMostFaultsListed = 20;
 constexpr uint64_t kSampleBytes = 256;
+// Disks want several reads at once; more than this in flight gains nothing.
+constexpr uint64_t kReadAheadBytes = uint64_t{32} << 20;
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::vector<std::string> sizes;
@@ -137,10 +140,12 @@ std::string fault_of(const WeightSpec& spec, const TensorsByName& found) {
 bool same_samples(const StoredTensor& a, const StoredTensor& b) {
   if (a.dtype != b.dtype || a.num_bytes != b.num_bytes) return false;
   const uint64_t step = std::max<uint64_t>(kSampleBytes, a.num_bytes / 64);
+  char left[kSampleBytes], right[kSampleBytes];
   for (uint64_t at = 0; at < a.num_bytes; at += step) {
-    if (std::memcmp(a.bytes + at, b.bytes + at, std::min(kSampleBytes, a.num_bytes - at)) != 0) {
-      return false;
-    }
+    const uint64_t size = std::min(kSampleBytes, a.num_bytes - at);
+    a.read(at, left, size);
+    b.read(at, right, size);
+    if (std::memcmp(left, right, size) != 0) return false;
   }
   return true;
 }
@@ -171,19 +176,35 @@ void warn_surplus(const std::string& folder, const ModelConfig& config, const Te
                           count > 3 ? ", ..." : ""));
 }
 
-/// Names, shapes, dtypes, and bytes at both ends and in the middle of each tensor, in name order:
-/// the same for a single file and for shards.
+/// Where a tensor is sampled: both ends and the middle.
+std::array<uint64_t, 3> sample_places(const StoredTensor& tensor) {
+  const uint64_t free = tensor.num_bytes - std::min(kSampleBytes, tensor.num_bytes);
+  return {0, free / 2, free};
+}
+
+/// Names, shapes, dtypes and samples of each tensor, in name order: the same for a single file and
+/// for shards.
 std::string fingerprint_of(const TensorsByName& found) {
+  // All at once: one after the other each sample would wait for the disk.
+  for (const auto& [name, tensor] : found) {
+    for (const uint64_t at : sample_places(*tensor)) tensor->read_ahead(at, kSampleBytes);
+  }
   StreamHash hash;
+  char sample[kSampleBytes];
   for (const auto& [name, tensor] : found) {
     hash.update(cat(name, "|", dtype_name(tensor->dtype), "|", shape_text(tensor->shape), "\n"));
-    const uint64_t bytes = tensor->num_bytes;
-    const uint64_t part = std::min(kSampleBytes, bytes);
-    for (const uint64_t at : {uint64_t{0}, (bytes - part) / 2, bytes - part}) {
-      hash.update(tensor->bytes + at, part);
+    const uint64_t size = std::min(kSampleBytes, tensor->num_bytes);
+    for (const uint64_t at : sample_places(*tensor)) {
+      tensor->read(at, sample, size);
+      hash.update(sample, size);
     }
   }
   return hash.hex();
+}
+
+uint64_t key_of(const WeightId& id) {
+  return (static_cast<uint64_t>(id.layer + 1) << 16) | (static_cast<uint64_t>(id.role) << 8) |
+         static_cast<uint64_t>(id.projection);
 }
 
 }  // namespace
@@ -232,18 +253,37 @@ ModelWeights ModelWeights::open(const std::string& model_folder, const ModelConf
   if (!faults.empty()) {
     throw_faults(cat("the weights in ", model_folder, " do not fit its config.json:"), faults);
   }
-  for (const WeightSpec& spec : specs) weights.tensors_.emplace_back(spec.id, *found.at(spec.name));
+  for (const WeightSpec& spec : specs) {
+    weights.index_.emplace(key_of(spec.id), weights.tensors_.size());
+    weights.tensors_.push_back(*found.at(spec.name));
+  }
   warn_surplus(model_folder, config, found, specs, warnings);
   weights.fingerprint_ = fingerprint_of(found);
   return weights;
 }
 
 const StoredTensor& ModelWeights::get(const WeightId& id) const {
-  for (const auto& [key, tensor] : tensors_) {
-    if (key == id) return tensor;
+  const auto at = index_.find(key_of(id));
+  if (at == index_.end()) {
+    throw Error(Reason::kInternal, cat("weight role ", static_cast<int>(id.role), " of layer ",
+                                       id.layer, " is not part of this model"));
   }
-  throw Error(Reason::kInternal, cat("weight role ", static_cast<int>(id.role), " of layer ",
-                                     id.layer, " is not part of this model"));
+  read_ahead_of(at->second);
+  return tensors_[at->second];
+}
+
+void ModelWeights::read_ahead_of(size_t index) const {
+  uint64_t bytes = 0;
+  size_t next = index;
+  for (; next < tensors_.size() && bytes < kReadAheadBytes; ++next) {
+    if (next >= ahead_->load(std::memory_order_relaxed)) {
+      tensors_[next].read_ahead(0, kReadAheadBytes);
+    }
+    bytes += tensors_[next].num_bytes;
+  }
+  if (next > ahead_->load(std::memory_order_relaxed)) {
+    ahead_->store(next, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace galley::model

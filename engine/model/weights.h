@@ -2,11 +2,16 @@
 //
 // Opens model.safetensors or the sharded index, checks all shards first, then names and shapes
 // against the config: all missing or misshapen tensors are named in one error, surplus tensors are
-// warnings. Only maps files; nothing is read until used.
+// warnings. Opening reads headers and a few sampled bytes of each tensor; the rest is read when
+// used, and get() lets the system fetch the weights that follow in the order of weight_specs().
+// Immutable for its users; any thread may call.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/model/model_config.h"
@@ -50,8 +55,13 @@ class ModelWeights {
   const std::string& fingerprint() const { return fingerprint_; }
 
  private:
+  void read_ahead_of(size_t index) const;
+
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::vector<std::pair<WeightId, StoredTensor>> tensors_;
+  std::vector<StoredTensor> tensors_;  // in the order of weight_specs()
+  std::unordered_map<uint64_t, size_t> index_;
+  // Tensors below are fetched, or on their way. A hint: two threads may do it twice.
+  std::unique_ptr<std::atomic<size_t>> ahead_ = std::make_unique<std::atomic<size_t>>(0);
   std::string fingerprint_;
 };
 

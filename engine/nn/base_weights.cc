@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "engine/core/error.h"
 #include "engine/model/block.h"
@@ -8,9 +9,11 @@
 namespace galley::nn {
 namespace {
 
-/// Rows are packed in blocks of about this many stored bytes, so that pages of the map are read,
-/// packed and left behind in order.
-constexpr uint64_t kBlockBytes = uint64_t{8} << 20;
+/// Rows are read and packed in blocks of about this many stored bytes: enough for all threads,
+/// little enough to stay in the caches between the two.
+constexpr uint64_t kBlockBytes = uint64_t{2} << 20;
+/// The system fetches this much of a tensor while the bytes before it are packed.
+constexpr uint64_t kReadAheadBytes = uint64_t{32} << 20;
 
 }  // namespace
 
@@ -90,11 +93,22 @@ class WeightLoader {
     const auto wanted = static_cast<int64_t>(kBlockBytes / std::max<uint64_t>(row_bytes, 1));
     const int64_t block = std::max<int64_t>(wanted / panel, 1) * panel;
     for (int64_t row = 0; row < out; row += block) {
-      ops_.pack_weight(handle, tensor.dtype, tensor.bytes + static_cast<uint64_t>(row) * row_bytes,
-                       row, std::min(block, out - row));
+      const int64_t rows = std::min(block, out - row);
+      const uint64_t begin = static_cast<uint64_t>(row) * row_bytes;
+      const std::byte* const bytes = fetch(tensor, begin, static_cast<uint64_t>(rows) * row_bytes);
+      ops_.pack_weight(handle, tensor.dtype, bytes, row, rows);
+      device_.synchronize(stream_);  // the buffer is used again
     }
-    device_.synchronize(stream_);
     return handle;
+  }
+
+  /// Bytes [begin, begin + size) of the tensor, valid until the next call.
+  const std::byte* fetch(const model::StoredTensor& tensor, uint64_t begin, uint64_t size) {
+    if (tensor.file == nullptr) return tensor.bytes + begin;
+    if (begin > 0) tensor.read_ahead(begin + kReadAheadBytes, size);
+    if (buffer_.size() < size) buffer_.resize(size);
+    tensor.read(begin, buffer_.data(), size);
+    return buffer_.data();
   }
 
   const float* vector(const std::string& name, const model::WeightId& id, int64_t count) {
@@ -111,6 +125,7 @@ class WeightLoader {
   device::LinearOps& ops_;
   const BaseWeights::Source& source_;
   const model::MemoryPlan plan_;
+  std::vector<std::byte> buffer_;  // one block of a file
   std::unique_ptr<BaseWeights> weights_;
 };
 

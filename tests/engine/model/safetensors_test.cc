@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "engine/core/error.h"
 #include "engine/core/random.h"
@@ -160,6 +162,38 @@ TEST_F(Safetensors, reference_files_with_random_damage) {
     EXPECT_NE(refusal(mutated), "");  // the data is cut off in any case
   }
   for (size_t cut = 1; cut < 8 + header; cut += 37) ASSERT_NE(refusal(text.substr(0, cut)), "");
+}
+
+TEST_F(Safetensors, a_file_that_shrinks_while_it_is_open_is_an_error_and_no_signal) {
+  const std::vector<float> values(5000, 1.5f);
+  write_safetensors(path_, {{"w", DType::kF32, {50, 100}, values.data()}}, {});
+  const SafetensorsFile file = SafetensorsFile::open(path_);
+  const StoredTensor& tensor = *file.find("w");
+  EXPECT_EQ(tensor.to_f32(), values);
+  float last = 0;
+  tensor.read(4999 * sizeof(float), &last, sizeof last);
+  EXPECT_EQ(last, 1.5f);
+  std::filesystem::resize_file(path_, 4096);
+  tensor.read_ahead(0, 20000);  // a hint that comes too late
+  tensor.read(0, &last, sizeof last);
+  for (const auto& use : {std::function<void()>([&] { tensor.to_f32(); }),
+                          std::function<void()>([&] { tensor.read(19996, &last, sizeof last); })}) {
+    try {
+      use();
+      FAIL() << "read what is not there";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.reason(), Reason::kIo);
+      EXPECT_NE(std::string(error.what()).find(path_), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST_F(Safetensors, a_moved_file_still_feeds_its_tensors) {
+  const std::vector<float> values = {1, 2, 3};
+  write_safetensors(path_, {{"w", DType::kF32, {3}, values.data()}}, {});
+  SafetensorsFile first = SafetensorsFile::open(path_);
+  const SafetensorsFile second = std::move(first);
+  EXPECT_EQ(second.find("w")->to_f32(), values);
 }
 
 }  // namespace
