@@ -31,11 +31,15 @@ struct Blocking {
   int64_t heads;        // per task
   int64_t chunks;       // tasks per group
   int64_t query_block;  // rows per task
-  explicit Blocking(const AttentionShape& shape)
-      : group(shape.num_heads / shape.num_kv_heads),
-        heads(std::min<int64_t>(group, 16)),
-        chunks(ceil_divide(group, heads)),
-        query_block(std::min(kAttentionQueryBlock, kAttentionMaxRows / heads)) {}
+  explicit Blocking(const AttentionShape& shape) {
+    const int64_t max_rows =
+        std::min(kAttentionMaxRows, kAttentionMaxElements / (ceil_divide(shape.head_dim, 32) * 32));
+    group = shape.num_heads / shape.num_kv_heads;
+    // At least twelve rows per head: a register tile.
+    heads = std::min({group, int64_t{16}, max_rows / 12});
+    chunks = ceil_divide(group, heads);
+    query_block = std::min(kAttentionQueryBlock, max_rows / heads);
+  }
 };
 
 /// One token: its heads become the rows, so that one register tile takes them all.

@@ -23,18 +23,14 @@ constexpr int64_t kGemmBlockFloats = kGemmRowBlock * (kGemmDepthBlock + kGemmMax
 constexpr int64_t kGemmScratchFloats =
     kGemmBlockFloats + (kGemmDepthBlock + kGemmMaxExtension) * kPanelOutputs;
 
-// Blocking of attention: query rows and keys of one block, heads that share loaded keys.
+// Blocking of attention: query rows of one block, rows (query rows x heads) of one task, and rows x
+// head dimension (a multiple of 32) of one task; the kernels choose how many keys a block has.
 constexpr int64_t kAttentionQueryBlock = 48;
-constexpr int64_t kAttentionKeyBlock = 96;
-constexpr int64_t kAttentionMaxRows = 192;  // query rows x heads of one task
+constexpr int64_t kAttentionMaxRows = 192;
 constexpr int64_t kAttentionMaxHeadDim = 256;
-constexpr int64_t kAttentionScoreStride = kAttentionKeyBlock + 16;  // off the 4 KiB alias
-/// Scratch of attention, per thread: keys and values transposed, scores and their gradients, one
-/// panel of rows, three numbers per row.
-constexpr int64_t kAttentionScratchFloats = 2 * kAttentionMaxHeadDim * kAttentionKeyBlock +
-                                            2 * kAttentionQueryBlock * kAttentionScoreStride +
-                                            kAttentionKeyBlock * kPanelOutputs +
-                                            4 * kAttentionMaxRows;
+constexpr int64_t kAttentionMaxElements = kAttentionMaxRows * 64;
+/// Scratch of attention, per thread.
+constexpr int64_t kAttentionScratchFloats = 64000;
 
 /// How the second operand B(k, n) of a product lies in memory.
 enum class BForm : uint8_t {
@@ -105,7 +101,8 @@ struct AttentionTask {
 };
 
 struct AttentionKernels {
-  /// num_queries <= kAttentionQueryBlock, num_queries * num_heads <= kAttentionMaxRows.
+  /// num_queries <= kAttentionQueryBlock, num_queries * num_heads <= kAttentionMaxRows, and that
+  /// times the head dimension (rounded up to 32) <= kAttentionMaxElements.
   void (*forward)(const AttentionTask& task, float* scratch);
   void (*backward)(const AttentionTask& task, float* scratch);
 };
