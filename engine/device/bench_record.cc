@@ -35,6 +35,7 @@ Json to_json(const BenchRecord& record, const std::string& machine) {
       .set("rate", optional(record.rate))
       .set("rate_unit", text(record.rate_unit))
       .set("loss", optional(record.loss))
+      .set("gradient_norm", optional(record.gradient_norm))
       .set("kernels", text(record.kernels))
       .set("threads", record.threads)
       .set("machine", machine)

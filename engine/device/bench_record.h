@@ -28,13 +28,15 @@ struct BenchRecord {
   std::string limit;               // "f32 fma avx512", "memory read", ...; empty: none
   std::optional<double> rate;      // what the fraction compares, in `rate_unit`
   std::string rate_unit;           // "GF/s", "GB/s"
-  std::optional<double> loss;      // of a training step: two builds must agree on it
-  std::string kernels;             // rows of the kernel table
+  // Of a training step: two builds must agree on them.
+  std::optional<double> loss, gradient_norm;
+  std::string kernels;  // rows of the kernel table
   int threads = 0;
 };
 
 /// {"name", "unit", "value", "spread": [lowest, highest], "fraction", "limit", "rate", "rate_unit",
-/// "loss", "kernels", "threads", "machine", "version"}; what a record lacks is null.
+/// "loss", "gradient_norm", "kernels", "threads", "machine", "version"}; what a record lacks is
+/// null.
 Json to_json(const BenchRecord& record, const std::string& machine);
 /// The record as one line of aligned columns.
 std::string to_line(const BenchRecord& record);

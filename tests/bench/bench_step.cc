@@ -1,185 +1,152 @@
-// Speed of a whole LoRA step of the 135M shape (30 layers, hidden 576, vocabulary 49152): tokens/s,
-// achieved GF/s and the fraction of the f32 multiply-add peak measured beside each step, then a
-// table of where the time goes. Rank 16 on all seven projections, one row of `sequence` tokens,
-// every position but the first a target, AdamW included. Weights are random (their values do not
-// change the speed). Usage: bench_step [--cpu-time] [sequence [steps [threads ...]]]
-// --cpu-time counts the process's processor time per thread instead of wall time: for a machine
-// that others load; it hides waiting.
+// Speed of a whole LoRA step: tokens/s, GF/s and the fraction of the peak of the instruction that
+// the products run on, read before and after each step. The last line has the fractions that must
+// hold at sequence 512; exit 1 below the floor, 4 when an aim is missed.
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 #include <string>
 #include <vector>
 
-#include "engine/core/random.h"
-#include "engine/device/host/host_device.h"
-#include "engine/device/host/thread_pool.h"
-#include "engine/nn/network.h"
-#include "tests/bench/fma_peak.h"
-#include "tests/bench/profiled_ops.h"
-#include "tests/bench/timing.h"
+#include "engine/core/error.h"
+#include "engine/core/strings.h"
+#include "tests/bench/bench_program.h"
+#include "trainer/step_bench.h"
 
 namespace galley::bench {
 namespace {
 
-using namespace galley::device;  // NOLINT
+using device::Instruction;
+using device::KernelSet;
 
-struct Options {
-  bool cpu_time = false;
-  int64_t sequence = 512;
-  int steps = 3;
-  std::vector<int> threads = {1, 2};
+constexpr const char* kHelp =
+    "bench_step [FLAG...]: a LoRA step (rank 16, all linears, one row of random tokens), measured\n"
+    "  --filter TEXT        only cases whose name has TEXT, e.g. \"sequence 512\" or \"1.1B\"\n"
+    "  --threads N[,N]      default: 1 and all cores\n"
+    "  --kernels NAME[,..]  only these (\"all\": every set that this processor has)\n"
+    "  --full               every sequence with each number of threads, three steps of each\n"
+    "  --no-aims            figures only: exit 0 however fast\n"
+    "  --json               JSON lines\n"
+    "  --cpu-time           processor time instead of wall time (hides waiting)\n"
+    "Names end in the weights' dtype; kernels that round inputs run with bf16 weights only.\n";
+
+constexpr double kFloorF32 = 0.50, kAimF32 = 0.65;
+constexpr double kFloorDot = 0.40, kAimDot = 0.50;
+constexpr int64_t kAcceptedSequence = 512;
+constexpr double kSecondsOfACase = 8;
+
+struct Case {
+  std::string name;
+  trainer::StepBenchOptions options;
+  bool accepted = false;  // its fraction is in the last line
 };
 
-model::ModelConfig shape_135m() {
-  model::ModelConfig config;
-  config.architecture = "LlamaForCausalLM";
-  config.name = "135M shape";
-  config.vocab_size = 49152;
-  config.hidden = 576;
-  config.intermediate = 1536;
-  config.num_layers = 30;
-  config.num_heads = 9;
-  config.num_kv_heads = 3;
-  config.head_dim = 64;
-  config.max_position = 8192;
-  config.rms_eps = 1e-5;
-  config.rope.theta = 100000;
-  config.tied_embeddings = true;
-  return config;
+/// Weights and kernels: f32, bf16 widened, and bf16 through the dot product.
+struct Mode {
+  DType dtype;
+  KernelSet kernels;
+};
+
+std::vector<Mode> modes(const BenchArguments& arguments) {
+  std::vector<KernelSet> sets = arguments.kernels;
+  if (sets.empty()) {
+    sets = {device::best_kernel_set()};
+    if (device::kernel_set_usable(KernelSet::kAvx512Bf16)) sets.push_back(KernelSet::kAvx512Bf16);
+  }
+  std::vector<Mode> all;
+  for (const KernelSet kernels : sets) {
+    if (!device::kernel_set_rounds(kernels)) all.push_back({DType::kF32, kernels});
+    all.push_back({DType::kBf16, kernels});
+  }
+  return all;
 }
 
-/// The same random numbers for every matrix; ones for the norms.
-nn::BaseWeights::Source random_weights(const model::ModelConfig& config,
-                                       std::vector<float>* values) {
-  values->resize(static_cast<size_t>(config.vocab_size * config.hidden));
-  Random random(1, random_stream("weights"));
-  for (float& value : *values) value = 0.08f * (random.uniform_f32() - 0.5f);
-  return [&config, values](const model::WeightId& id) {
-    static const std::vector<float> ones(4096, 1.0f);
-    model::StoredTensor tensor;
-    tensor.dtype = DType::kF32;
-    tensor.bytes = reinterpret_cast<const std::byte*>(values->data());
-    if (id.role == model::WeightRole::kProjection) {
-      tensor.shape = {config.projection_out(id.projection), config.projection_in(id.projection)};
-    } else if (id.role == model::WeightRole::kEmbedding) {
-      tensor.shape = {config.vocab_size, config.hidden};
-    } else {
-      tensor.shape = {config.hidden};
-      tensor.bytes = reinterpret_cast<const std::byte*>(ones.data());
+std::vector<Case> cases(const BenchArguments& arguments) {
+  std::vector<Case> all;
+  const bool full = arguments.has("--full");
+  const int most = *std::max_element(arguments.threads.begin(), arguments.threads.end());
+  const auto add = [&](const model::ModelConfig& config, int64_t sequence, int threads,
+                       const Mode& mode, int steps) {
+    Case c;
+    c.name = cat("step ", config.name, " sequence ", sequence, " ",
+                 mode.dtype == DType::kF32 ? "f32" : "bf16");
+    if (!arguments.wants(c.name)) return;
+    c.options.config = config;
+    c.options.sequence = sequence;
+    c.options.threads = threads;
+    c.options.weight_dtype = mode.dtype;
+    c.options.kernels = mode.kernels;
+    c.options.clock = arguments.clock;
+    c.options.steps = full ? 3 : steps;
+    c.options.max_seconds = full ? 0 : kSecondsOfACase;
+    const bool dot = mode.kernels == KernelSet::kAvx512Bf16;
+    c.accepted =
+        config.hidden == 576 && sequence == kAcceptedSequence && (mode.dtype == DType::kF32 || dot);
+    all.push_back(c);
+  };
+  for (const int64_t sequence : {512, 128, 1024, 2048}) {
+    for (const int threads : arguments.threads) {
+      // Long rows on one core take half a minute a step.
+      if (!full && threads != most && sequence > kAcceptedSequence) continue;
+      for (const Mode& mode : modes(arguments)) {
+        add(trainer::bench_shape_135m(), sequence, threads, mode, sequence <= 512 ? 3 : 1);
+      }
     }
-    tensor.num_bytes = sizeof(float);
-    for (const int64_t size : tensor.shape) tensor.num_bytes *= static_cast<uint64_t>(size);
-    return tensor;
-  };
-}
-
-nn::StepPlan one_row(int64_t sequence, int64_t vocab) {
-  Random random(2, random_stream("ids"));
-  nn::StepPlan step;
-  step.segments.push_back({.kind = nn::SegmentKind::kTrain, .num_tokens = sequence});
-  for (int64_t i = 0; i < sequence; ++i) {
-    step.ids.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab))));
-    if (i == 0) continue;
-    step.target_rows.push_back(static_cast<int32_t>(i) - 1);
-    step.targets.push_back(step.ids.back());
   }
-  return step;
-}
-
-/// Multiply-adds per second of all threads, one short run.
-double peak(ThreadPool& pool, int threads, bool wide, const Clock& clock) {
-  double flops = 0;
-  const double begin = clock();
-  pool.run([&](int thread) {
-    const double done = wide ? run_fma_avx512(200000) : run_fma_avx2(400000);
-    if (thread == 0) flops = done;
-  });
-  return flops * threads / (clock() - begin);
-}
-
-void bench_case(const Options& options, int threads, DType dtype) {
-  const Clock clock = [&] {
-    return options.cpu_time ? seconds_of(CLOCK_PROCESS_CPUTIME_ID) / threads
-                            : seconds_of(CLOCK_MONOTONIC);
-  };
-  Profile profile(clock);
-  HostDeviceOptions device_options;
-  device_options.num_threads = threads;
-  const auto device = HostDevice::create(device_options);
-  const auto stream = device->create_stream();
-  const model::ModelConfig config = shape_135m();
-  OpSet ops = profiled(device->all_ops(*stream), config.vocab_size, &profile);
-  std::vector<float> values;
-  const auto weights = nn::BaseWeights::load(*device, *stream, *ops.linear, config,
-                                             random_weights(config, &values), dtype);
-  const nn::StepPlan step = one_row(options.sequence, config.vocab_size);
-  model::MemorySettings settings;
-  settings.linears = model::adapted_linears(config, {});
-  settings.weight_dtype = dtype;
-  settings.micro_batch_tokens = options.sequence;
-  settings.micro_batch_rows = 1;
-  settings.max_position = options.sequence;
-  const auto network =
-      nn::TrainNetwork::create(*device, *stream, ops, config, *weights, settings, 0, 0);
-  const auto start = model::initial_adapter(settings.linears, model::LoraInit::kDefault, 1);
-  std::copy(start.begin(), start.end(), network->parameters());
-  const auto count = static_cast<int64_t>(network->num_trainable());
-  ThreadPool pool(threads, {});
-  std::vector<double> times, fractions, peaks;
-  const double flops =
-      static_cast<double>(options.sequence) *
-      model::training_flops(
-          config, settings.linears, static_cast<double>(options.sequence + 1) / 2,
-          static_cast<double>(options.sequence - 1) / static_cast<double>(options.sequence), false)
-          .total();
-  for (int i = 0; i <= options.steps; ++i) {
-    if (i == 1) profile.clear();  // the first step warms up
-    const double before = peak(pool, threads, device->kernels() == KernelSet::kAvx512, clock);
-    const double begin = clock();
-    network->zero_gradients();
-    network->forward_backward(step, 1.0 / static_cast<double>(step.targets.size()));
-    AdamWStep adamw;
-    adamw.learning_rate = 1e-4;
-    adamw.step = i + 1;
-    ops.optimizer->adamw(network->parameters(), network->gradients(), network->first_moments(),
-                         network->second_moments(), count, adamw);
-    const double seconds = clock() - begin;
-    if (i == 0) continue;
-    const double after = peak(pool, threads, device->kernels() == KernelSet::kAvx512, clock);
-    times.push_back(seconds);
-    peaks.push_back((before + after) / 2);
-    fractions.push_back(flops / seconds / peaks.back());
+  for (const int threads : arguments.threads) {
+    if (!full && threads != most) continue;
+    for (const Mode& mode : modes(arguments)) {
+      add(trainer::bench_shape_1b(), 512, threads, mode, 1);
+    }
   }
-  const double seconds = median(times);
-  double mean = 0;
-  for (const double time : times) mean += time / options.steps;
-  std::printf(
-      "%s, %s weights, sequence %lld: %.1f tokens/s, %.1f GF/s, %.1f %% of the FMA peak (%.1f "
-      "GF/s)\n",
-      device->identity().name.c_str(), dtype == DType::kF32 ? "f32" : "bf16",
-      static_cast<long long>(options.sequence), static_cast<double>(options.sequence) / seconds,
-      1e-9 * flops / seconds, 100 * median(fractions), 1e-9 * median(peaks));
-  profile.print(options.steps, mean, median(peaks));
-  std::fflush(stdout);
+  return all;
+}
+
+/// What the last line says.
+struct Acceptance {
+  std::vector<std::string> figures;
+  bool below_floor = false, misses_aim = false;
+
+  void take(const trainer::StepBenchResult& result) {
+    const bool dot = result.product == Instruction::kBf16Dot;
+    const device::MachineRates rates = result.rates();
+    if (dot && rates.product_flops <= rates.f32_flops) return;  // not the faster instruction here
+    const double fraction = result.product_peak_fraction();
+    below_floor |= fraction < (dot ? kFloorDot : kFloorF32);
+    misses_aim |= fraction < (dot ? kAimDot : kAimF32);
+    figures.push_back(format("%s, %d thread%s %.1f %% of its peak (floor %.0f, aim %.0f)",
+                             device::instruction_name(result.product).c_str(), result.threads,
+                             result.threads == 1 ? "" : "s", 100 * fraction,
+                             100 * (dot ? kFloorDot : kFloorF32), 100 * (dot ? kAimDot : kAimF32)));
+  }
+  int exit_code() const { return below_floor ? 1 : misses_aim ? 4 : 0; }
+};
+
+int bench(int argc, char** argv) {
+  const BenchArguments arguments = parse_arguments(argc, argv, kHelp, {"--full", "--no-aims"});
+  const Reporter reporter(arguments.json);
+  reporter.machine_line("LoRA step, rank 16 on all linears; fraction of the products' peak");
+  Acceptance acceptance;
+  size_t num_run = 0;
+  for (const Case& c : cases(arguments)) {
+    try {
+      const trainer::StepBenchResult result = trainer::bench_step(c.options);
+      reporter.add(trainer::step_record(c.name, result));
+      if (c.accepted) acceptance.take(result);
+      ++num_run;
+    } catch (const Error& error) {
+      if (error.reason() != Reason::kDoesNotFit) throw;
+      reporter.skip(c.name, error.what());
+    }
+  }
+  if (num_run == 0) throw Error(Reason::kUsage, "no case was run; see --help for --filter");
+  if (arguments.has("--no-aims") || acceptance.figures.empty()) return 0;
+  std::fprintf(arguments.json ? stderr : stdout, "step 135M, sequence 512: %s\n",
+               join(acceptance.figures, "; ").c_str());
+  return acceptance.exit_code();
 }
 
 }  // namespace
 }  // namespace galley::bench
 
 int main(int argc, char** argv) {
-  galley::bench::Options options;
-  std::vector<std::string> words(argv + 1, argv + argc);
-  options.cpu_time = !words.empty() && words[0] == "--cpu-time";
-  if (options.cpu_time) words.erase(words.begin());
-  if (!words.empty()) options.sequence = std::stoll(words[0]);
-  if (words.size() > 1) options.steps = std::stoi(words[1]);
-  if (words.size() > 2) options.threads.clear();
-  for (size_t i = 2; i < words.size(); ++i) options.threads.push_back(std::stoi(words[i]));
-  for (const int threads : options.threads) {
-    for (const galley::DType dtype : {galley::DType::kF32, galley::DType::kBf16}) {
-      galley::bench::bench_case(options, threads, dtype);
-    }
-  }
-  return 0;
+  return galley::bench::run_program("bench_step", galley::bench::bench, argc, argv);
 }

@@ -1,7 +1,6 @@
 #include "engine/device/host/peak.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -148,17 +147,11 @@ double PeakMeter::operations_per_second(Instruction instruction, double seconds)
   });
 }
 
-uint64_t PeakMeter::buffer_bytes() {
-  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  const uint64_t wanted = cache > 0 ? 4 * static_cast<uint64_t>(cache) : 0;
-  return std::clamp<uint64_t>(wanted, uint64_t{256} << 20, uint64_t{1} << 30);
-}
-
 void PeakMeter::take_buffer() {
-  if (buffer_ != nullptr || host_memory_free_bytes() < 2 * buffer_bytes()) return;
-  buffer_ = static_cast<std::byte*>(host_memory_allocate(buffer_bytes()));
+  if (buffer_ != nullptr || host_memory_free_bytes() < 2 * kBufferBytes) return;
+  buffer_ = static_cast<std::byte*>(host_memory_allocate(kBufferBytes));
   if (buffer_ == nullptr) return;
-  buffer_size_ = buffer_bytes();
+  buffer_size_ = kBufferBytes;
   pool_.run([&](int thread) {
     const auto [begin, bytes] = part_of(buffer_size_, thread, pool_.size());
     std::memset(buffer_ + begin, 1, bytes);

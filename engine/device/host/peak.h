@@ -58,8 +58,8 @@ class PeakMeter {
   /// buffer, which is taken by the first reading and kept.
   double read_bytes_per_second();
   double copy_bytes_per_second();
-  /// Bytes of that buffer: four times the largest cache, but 256 MiB to 1 GiB.
-  static uint64_t buffer_bytes();
+  /// Of that buffer: many times what a core's share of the caches holds, read in milliseconds.
+  static constexpr uint64_t kBufferBytes = uint64_t{256} << 20;
 
  private:
   template <typename Body>
