@@ -247,7 +247,9 @@ void add_generate(Parser* p) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   sub->add_option("--seed", options->seed, "of the draws")->capture_default_str();
-  sub->add_option("--precision", options->precision, "of the weights: auto, f32 or bf16")
+  sub->add_option("--precision", options->precision,
+                  "bf16: weights in bf16, and products may round their inputs to it; auto and f32 "
+                  "never round")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}))
       ->capture_default_str();
   sub->add_option("--threads", options->threads, "0: all cores")
@@ -262,6 +264,36 @@ void add_generate(Parser* p) {
                   "write each prompt's last logits to this safetensors file instead");
   p->on<GenerateOptions>(sub, options,
                          [p](const GenerateOptions& o) { return command_generate(o, p->streams); });
+}
+
+void add_bench(Parser* p) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* sub = p->command("bench", "how fast this node trains, and where the time goes");
+  sub->add_option("--model", options->model,
+                  "model folder (default: the shape of a 135M model, random weights)");
+  sub->add_option("--sequence", options->sequence, "tokens of the row of a step")
+      ->check(CLI::Range(2, 1 << 24))
+      ->capture_default_str();
+  sub->add_option("--targets", options->target_percent,
+                  "per cent of the positions with loss, as with completions")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  sub->add_option("--steps", options->steps, "after one to warm up")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  sub->add_option("--threads", options->threads, "0: all cores")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  sub->add_option("--precision", options->precision, "auto, f32 or bf16, as in a job file")
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+      ->capture_default_str();
+  sub->add_option("--kernels", options->kernels, "auto (the fastest), or the name of a set")
+      ->capture_default_str();
+  sub->add_flag("--profile", options->profile, "a table per operation, with what limits it");
+  sub->add_flag_callback(
+      "--json", [options] { options->form = OutputForm::kJson; }, "print JSON lines");
+  p->on<BenchOptions>(sub, options,
+                      [p](const BenchOptions& o) { return command_bench(o, p->streams); });
 }
 
 void add_file_commands(Parser* p) {
@@ -380,6 +412,7 @@ int parse_and_run(Parser* p, int argc, const char* const* argv) {
   add_job_commands(p);
   add_text_commands(p);
   add_generate(p);
+  add_bench(p);
   add_file_commands(p);
 
   const std::vector<std::string> arguments = split_at_dashes(argc, argv, &p->mpirun_options);

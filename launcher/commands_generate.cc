@@ -5,7 +5,9 @@
 
 #include "engine/core/error.h"
 #include "engine/core/json.h"
+#include "engine/core/processors.h"
 #include "engine/core/strings.h"
+#include "engine/device/host/kernel_choice.h"
 #include "engine/model/adapter_file.h"
 #include "engine/model/safetensors.h"
 #include "engine/model/weights.h"
@@ -16,7 +18,7 @@
 #include "launcher/generation.h"
 #include "launcher/json_lines.h"
 #include "launcher/process.h"
-#include "predictor/predictor.h"
+#include "predictor/precision.h"
 
 namespace galley::launcher {
 namespace {
@@ -122,6 +124,24 @@ model::Precision precision_of(const std::string& name) {
   return model::Precision::kAuto;
 }
 
+/// The fastest kernels, rounding ones among them, for prompts in chunks and a batch of answers.
+/// Exact answers do not ask the clock: they are the same from run to run.
+device::KernelSet kernels_for(const model::ModelConfig& config, const GenerationLimits& limits,
+                              DType weight_dtype, int threads) {
+  device::KernelWork work;
+  work.shapes = {{config.q_width(), config.hidden},
+                 {config.intermediate, config.hidden},
+                 {config.hidden, config.intermediate}};
+  // A prompt of a hundred tokens, then a hundred steps of all sequences together.
+  work.rows = {{std::max<int64_t>(1, limits.max_step_tokens / threads), 1},
+               {limits.num_slots, 100}};
+  work.weights =
+      weight_dtype == DType::kBf16 ? device::WeightKind::kBf16 : device::WeightKind::kF32;
+  work.threads = threads;
+  const auto candidates = device::kernel_candidates(device::InputRounding::kAllowed);
+  return device::choose_kernels(device::measure_kernels(candidates, work), std::nullopt);
+}
+
 std::vector<Prompt> read_prompts(const GenerateOptions& options, PromptReader* reader,
                                  Streams streams) {
   std::vector<Prompt> prompts;
@@ -167,8 +187,11 @@ void write_logits(const std::string& path, const std::vector<Prompt>& prompts,
 }  // namespace
 
 int command_generate(const GenerateOptions& options, Streams streams) {
-  const model::ModelConfig config = model::read_model_config(options.model);
+  model::ModelConfig config = model::read_model_config(options.model);
   const model::ModelWeights weights = model::ModelWeights::open(options.model, config);
+  config.stored_dtype = predictor::stored_matrix_dtype(weights, config);
+  const predictor::ResolvedPrecision precision = predictor::resolve_precision(
+      config, precision_of(options.precision), predictor::PrecisionUse::kInference);
   std::vector<model::Adapter> adapters;
   if (!options.adapter.empty()) adapters.push_back(model::read_adapter(options.adapter, config));
   PromptReader reader(options, config);
@@ -185,13 +208,16 @@ int command_generate(const GenerateOptions& options, Streams streams) {
   limits.adapter = adapters.empty() ? -1 : 0;
 
   device::HostDeviceOptions host;
-  host.num_threads =
-      options.threads > 0 ? options.threads : static_cast<int>(allowed_cpus().size());
+  host.num_threads = options.threads > 0 ? options.threads : useful_threads_here();
+  if (!precision.note.empty()) streams.err << "galley: " << precision.note << "\n";
+  if (precision.may_round_inputs) {
+    host.kernels = kernels_for(config, limits, precision.weight_dtype, host.num_threads);
+  }
   const auto device = device::HostDevice::create(host);
   const auto stream = device->create_stream();
   device::OpSet ops = device->all_ops(*stream);
-  const DType dtype = predictor::weight_dtype_for(config, precision_of(options.precision));
-  const auto base = nn::BaseWeights::load(*device, *stream, *ops.linear, config, weights, dtype);
+  const auto base =
+      nn::BaseWeights::load(*device, *stream, *ops.linear, config, weights, precision.weight_dtype);
   nn::InferenceNetwork::Limits network_limits;
   network_limits.max_tokens = std::max(limits.max_step_tokens, limits.num_slots);
   network_limits.num_slots = limits.num_slots;

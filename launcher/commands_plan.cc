@@ -168,6 +168,8 @@ Json prediction_json(const std::string& job, const placement::Gpu& gpu,
       .set("micro_batch_tokens", candidate.shape.micro_batch_tokens)
       .set("recompute", candidate.shape.recompute_blocks ? "block" : "none")
       .set("weights", dtype_name(candidate.shape.weight_dtype))
+      .set("may_round_inputs", candidate.shape.may_round_inputs)
+      .set("precision_note", candidate.shape.precision_note)
       .set("tokens_per_second", prediction.tokens_per_second)
       .set("seconds", prediction.seconds)
       .set("reason", prediction.reason);
@@ -259,6 +261,10 @@ int command_plan(const PlanOptions& options, const Environment& environment, Str
       table.add({refusal.job, config_of(run, refusal.job).name, "-", "refused", "-", "never", "-"});
     }
     streams.out << table.text();
+    for (const placement::ScheduledJob& job : forecast.jobs) {
+      const std::string& note = job.assignment.candidate.shape.precision_note;
+      if (!note.empty()) streams.out << job.assignment.job << ": " << note << "\n";
+    }
     for (const placement::Refusal& refusal : forecast.refused) {
       streams.out << refusal.job << " is refused: " << refusal.reason << "\n";
     }

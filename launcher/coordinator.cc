@@ -185,6 +185,8 @@ trainer::TrainAssignment Coordinator::train_assignment(const Job& job) const {
   assignment.micro_batch_tokens = candidate.shape.micro_batch_tokens;
   assignment.recompute_blocks = candidate.shape.recompute_blocks;
   assignment.weight_dtype = candidate.shape.weight_dtype;
+  assignment.may_round_inputs = candidate.shape.may_round_inputs;
+  assignment.precision_note = candidate.shape.precision_note;
   assignment.capacity_bytes = candidate.prediction.usable_bytes;
   assignment.threads = candidate.shape.threads;
   assignment.cpus = job.cpus;

@@ -2,15 +2,17 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <ostream>
 
 #include "engine/core/error.h"
 #include "engine/core/file.h"
 #include "engine/core/json.h"
+#include "engine/core/processors.h"
 #include "engine/core/strings.h"
 #include "engine/device/cuda_library.h"
-#include "engine/device/host/host_device.h"
+#include "engine/device/host/kernel_choice.h"
 #include "launcher/commands.h"
 #include "launcher/process.h"
 #include "launcher/table.h"
@@ -35,22 +37,67 @@ std::string find_program(const Environment& environment, const std::string& name
 }
 
 void look_at_host(std::vector<Finding>* out) {
-  const size_t cores = allowed_cpus().size();
-  out->push_back({"cores", Verdict::kGood, cat(cores, " of ", num_online_cpus(), " may be used")});
-  if (cores == 1 && num_online_cpus() > 1) {
+  const std::vector<Processor> processors = describe_processors(allowed_cpus());
+  const double quota = cpu_quota();
+  out->push_back({"cores", Verdict::kGood,
+                  cat(processors.size(), " of ", num_online_cpus(), " processors may be used, on ",
+                      count_cores(processors), " cores: up to ", useful_threads(processors, quota),
+                      " threads compute")});
+  if (processors.size() == 1 && num_online_cpus() > 1) {
     out->push_back({"binding", Verdict::kNote,
                     "this process may use one core only; under mpirun say --bind-to none"});
   }
-  out->push_back(
-      {"memory", Verdict::kGood, format_bytes(static_cast<double>(free_memory_bytes())) + " free"});
-  std::vector<std::string> usable;
-  for (const auto kernels :
-       {device::KernelSet::kPortable, device::KernelSet::kAvx2, device::KernelSet::kAvx512}) {
-    if (device::kernel_set_usable(kernels)) usable.push_back(device::kernel_set_name(kernels));
+  if (quota > 0 && quota < count_cores(processors)) {
+    out->push_back({"quota", Verdict::kNote,
+                    cat("the control group leaves the time of ", format("%.3g", quota),
+                        " processors; ask for whole cores (--cpuset-cpus, a Slurm task) instead of "
+                        "a share of time, and workers are bound to them")});
   }
   out->push_back(
-      {"kernels", Verdict::kGood,
-       cat(join(usable, ", "), "; best: ", device::kernel_set_name(device::best_kernel_set()))});
+      {"memory", Verdict::kGood, format_bytes(static_cast<double>(free_memory_bytes())) + " free"});
+}
+
+/// Every kind of kernels of this processor, timed on all cores of this process with bf16 weights:
+/// the only ones with which rounding kernels differ.
+std::vector<device::KernelMeasurement> time_kernels() {
+  device::KernelWork work;
+  work.shapes = {{576, 576}};  // of a 135 million parameter model; larger ones are cut to this
+  work.rows = {{512, 1}};
+  work.passes = device::KernelWork::Passes::kForwardAndBackward;
+  work.weights = device::WeightKind::kBf16;
+  work.threads = useful_threads_here();
+  return device::measure_kernels(device::kernel_candidates(device::InputRounding::kAllowed), work);
+}
+
+double fastest(const std::vector<device::KernelMeasurement>& measured) {
+  double best = 0;
+  for (const device::KernelMeasurement& one : measured) best = std::max(best, one.flops_per_second);
+  return best;
+}
+
+void look_at_kernels(const std::vector<device::KernelMeasurement>& measured,
+                     std::vector<Finding>* out) {
+  for (const device::KernelMeasurement& one : measured) {
+    out->push_back({"kernels", Verdict::kGood,
+                    format("%-11s  %5.0f GF/s  %3.0f %% of the best  %s",
+                           device::kernel_set_name(one.kernels).c_str(), one.flops_per_second / 1e9,
+                           100 * one.flops_per_second / fastest(measured),
+                           device::kernel_set_rounds(one.kernels)
+                               ? "rounds inputs to bf16: not with precision = \"f32\""
+                               : "exact inputs")});
+  }
+}
+
+Json kernels_json(const std::vector<device::KernelMeasurement>& measured) {
+  Json list = Json::array();
+  for (const device::KernelMeasurement& one : measured) {
+    list.push(Json::object()
+                  .set("name", device::kernel_set_name(one.kernels))
+                  .set("gflops", one.flops_per_second / 1e9)
+                  .set("ratio_to_best", one.flops_per_second / fastest(measured))
+                  .set("rounds_inputs", device::kernel_set_rounds(one.kernels)));
+  }
+  return list;
 }
 
 void look_at_cuda(std::vector<Finding>* out) {
@@ -158,6 +205,8 @@ void look_at_runs(const std::string& directory, std::vector<Finding>* out) {
 int command_doctor(const DoctorOptions& options, const Environment& environment, Streams streams) {
   std::vector<Finding> findings;
   look_at_host(&findings);
+  const std::vector<device::KernelMeasurement> kernels = time_kernels();
+  look_at_kernels(kernels, &findings);
   look_at_cuda(&findings);
   look_at_mpi(environment, &findings);
   look_at_slurm(environment, &findings);
@@ -173,7 +222,7 @@ int command_doctor(const DoctorOptions& options, const Environment& environment,
       list.push(entry);
     }
     Json out = Json::object();
-    out.set("findings", list);
+    out.set("findings", list).set("kernels", kernels_json(kernels));
     streams.out << out.dump_pretty();
   } else {
     Table table({"", "about", "finding"});

@@ -81,6 +81,9 @@ constexpr Synonym kSynonyms[] = {
     {"bf16", "precision"},
     {"fp16", "precision"},
     {"gpu", "plan.gpu_type"},
+    {"mixed_precision", "precision"},
+    {"kernel", "plan.kernels"},
+    {"instruction_set", "plan.kernels"},
     {"train_on_inputs", "loss"},
 };
 

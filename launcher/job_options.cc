@@ -7,6 +7,7 @@
 #include "engine/core/file.h"
 #include "engine/core/json.h"
 #include "engine/core/strings.h"
+#include "engine/device/host/host_device.h"
 
 namespace galley::launcher {
 namespace {
@@ -385,7 +386,7 @@ std::vector<TrainOption> make_options() {
       },
       [](P s) { return std::to_string(s.seed); });
   add(
-      "precision", "of the stored base weights: auto, f32 or bf16",
+      "precision", "of products: f32 never rounds, bf16 may; auto goes by the stored weights",
       [](V v, C, S s) {
         if (v.kind == Kind::kString && (v.text == "fp16" || v.text == "f16" || v.text == "float16"))
           fault(cat("\"", v.text, "\" is no training precision here; use auto, f32 or bf16"));
@@ -444,9 +445,9 @@ std::vector<TrainOption> make_options() {
       [](V v, C, S s) { s->threads = is_auto(v) ? -1 : integer_of(v, 1, 4096); },
       [](P s) { return print_threads(s.threads); });
   add(
-      "plan.kernels", "pin: kernels of the host device: auto, portable, avx2 or avx512",
+      "plan.kernels", "pin: kernels of the host device, or auto: the fastest, measured",
       [](V v, C, S s) {
-        choice_of(v, {"auto", "portable", "avx2", "avx512"});
+        choice_of(v, device::kernel_set_names());
         s->kernels = is_auto(v) ? "" : v.text;
       },
       [](P s) { return quoted(s.kernels.empty() ? "auto" : s.kernels); });

@@ -14,6 +14,7 @@
 #include "engine/text/tokenizer.h"
 #include "launcher/job_file.h"
 #include "launcher/run.h"
+#include "predictor/precision.h"
 #include "trainer/run_job.h"
 
 namespace galley::launcher {
@@ -101,6 +102,22 @@ void fit_sequence(const JobEntry& entry, PreparedJob* job) {
   job->notes.push_back(cat("sequence ", job->spec.sequence, ", the model's longest"));
 }
 
+/// A pin of kernels that the precision forbids, whatever the GPU; what is rounded at load.
+void check_precision(PreparedJob* job) {
+  const predictor::ResolvedPrecision resolved = predictor::resolve_precision(
+      job->config, job->spec.precision, predictor::PrecisionUse::kTraining);
+  if (!resolved.note.empty()) job->notes.push_back(resolved.note);
+  const std::string& pin = job->spec.kernels;
+  if (pin.empty() || resolved.may_round_inputs) return;
+  if (!device::kernel_set_rounds(device::kernel_set_from_name(pin))) return;
+  throw Error(
+      Reason::kBadConfig,
+      cat("plan.kernels = \"", pin, "\" rounds inputs to bf16, which precision = ",
+          job->spec.precision == model::Precision::kF32 ? "\"f32\""
+                                                        : "\"auto\" of a model not stored in bf16",
+          " forbids; set precision = \"bf16\", or leave the kernels to galley"));
+}
+
 std::optional<text::ChatTemplate> load_template(const model::TrainSpec& spec,
                                                 std::string* missing) {
   if (!spec.chat_template.empty()) return text::ChatTemplate::load(spec.chat_template);
@@ -166,10 +183,13 @@ class Preparation {
     if (!guard([&] { job->config = model::read_model_config(job->spec.model); })) return false;
     guard([&] {
       std::vector<std::string> warnings;
-      job->model_fingerprint =
-          model::ModelWeights::open(job->spec.model, job->config, &warnings).fingerprint();
+      const model::ModelWeights weights =
+          model::ModelWeights::open(job->spec.model, job->config, &warnings);
+      job->model_fingerprint = weights.fingerprint();
+      job->config.stored_dtype = predictor::stored_matrix_dtype(weights, job->config);
       for (const std::string& warning : warnings) job->notes.push_back(warning);
     });
+    guard([&] { check_precision(job); });
     guard([&] { model::adapted_linears(job->config, job->spec.lora); });
     guard([&] { fit_sequence(entry, job); });
     if (problems_.size() == before) guard([&] { tokenise(job); });

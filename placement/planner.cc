@@ -209,6 +209,8 @@ Json to_json(const Assignment& assignment, const Cluster& cluster) {
       .set("micro_batch_tokens", shape.micro_batch_tokens)
       .set("recompute", shape.recompute_blocks ? "block" : "none")
       .set("weights", dtype_name(shape.weight_dtype))
+      .set("may_round_inputs", shape.may_round_inputs)
+      .set("precision_note", shape.precision_note)
       .set("threads", shape.threads)
       .set("planned_bytes", prediction.planned_bytes)
       .set("predicted_bytes", prediction.predicted_bytes)

@@ -82,6 +82,10 @@ GpuType host_gpu_type(uint64_t memory_bytes) {
   return type;
 }
 
+bool has_bf16(const GpuType& type) {
+  return type.name == kHostTypeName || type.peak_bf16_flops > 0;
+}
+
 GpuType gpu_type_by_name(const std::string& name) {
   std::vector<std::string> names;
   for (const GpuType& type : gpu_table()) {
@@ -115,7 +119,8 @@ GpuType gpu_type_from_json(const Json& description, const std::string& where) {
     } else if (key == "f32_tflops") {
       type.peak_f32_flops = positive(value, where, key) * kTera;
     } else if (key == "bf16_tflops") {
-      type.peak_bf16_flops = positive(value, where, key) * kTera;
+      const bool none = value.is_number() && value.as_double() == 0;
+      type.peak_bf16_flops = none ? 0 : positive(value, where, key) * kTera;
     } else {
       bad(where, cat("unknown key \"", key, "\" in a GPU description", did_you_mean(key, known)));
     }

@@ -26,11 +26,16 @@ inline constexpr const char* kHostTypeName = "host";
 /// The host device of a node with this much free memory.
 GpuType host_gpu_type(uint64_t memory_bytes);
 
+/// Whether products of bf16 numbers are an instruction of this type. The host device has them in
+/// any case: its kernels widen where the processor cannot.
+bool has_bf16(const GpuType& type);
+
 /// The built-in table (memory, bandwidth, peaks from the vendors' data sheets).
 const std::vector<GpuType>& gpu_table();
 /// Row of the table. Error(kBadConfig) for an unknown name, with the nearest names.
 GpuType gpu_type_by_name(const std::string& name);
 /// An inline description: { name, memory = "40GiB", speed = 2.0, ... }; unknown keys are errors.
+/// bf16_tflops = 0 describes a card without bf16.
 GpuType gpu_type_from_json(const Json& description, const std::string& where);
 
 }  // namespace galley::predictor

@@ -5,6 +5,7 @@
 
 #include "engine/core/error.h"
 #include "engine/core/strings.h"
+#include "predictor/precision.h"
 
 namespace galley::predictor {
 namespace {
@@ -42,8 +43,7 @@ double device_flops(const GpuType& gpu, const PlanShape& shape) {
   if (runs_on_host(gpu)) {
     return kHostCoreFlops * shape.threads * gpu.relative_speed;
   }
-  const bool bf16 = shape.weight_dtype == DType::kBf16 && gpu.peak_bf16_flops > 0;
-  return bf16 ? gpu.peak_bf16_flops : gpu.peak_f32_flops;
+  return shape.may_round_inputs ? gpu.peak_bf16_flops : gpu.peak_f32_flops;
 }
 
 double mean_tokens(const model::TrainSpec& spec, const DataShape& data) {
@@ -85,9 +85,10 @@ std::string remedy(const model::ModelConfig& config, const model::TrainSpec& spe
     changed.sequence = sequence;
     try_spec(cat("batch.sequence = ", sequence), changed, shape);
   }
-  if (spec.precision != model::Precision::kBf16 && shape.weight_dtype == DType::kF32) {
+  const DType narrow = resolve_precision(config, model::Precision::kBf16, gpu).weight_dtype;
+  if (narrow != shape.weight_dtype) {
     PlanShape smaller = shape;
-    smaller.weight_dtype = DType::kBf16;
+    smaller.weight_dtype = narrow;
     model::TrainSpec changed = spec;
     changed.precision = model::Precision::kBf16;
     try_spec("precision = \"bf16\"", changed, smaller);
@@ -118,12 +119,6 @@ DeviceTraits traits_for(const GpuType& gpu, int threads) {
   traits.panel_outputs = 1;
   traits.gemm_workspace_bytes = 32u << 20;
   return traits;
-}
-
-DType weight_dtype_for(const model::ModelConfig& config, model::Precision precision) {
-  if (precision == model::Precision::kF32) return DType::kF32;
-  if (precision == model::Precision::kBf16) return DType::kBf16;
-  return config.stored_dtype == DType::kBf16 ? DType::kBf16 : DType::kF32;
 }
 
 int64_t total_steps(const model::TrainSpec& spec, int64_t num_rows) {
@@ -188,8 +183,11 @@ Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spe
 std::vector<Candidate> candidates(const model::ModelConfig& config, const model::TrainSpec& spec,
                                   const DataShape& data, const GpuType& gpu, int threads) {
   const int64_t row = longest_row(spec, data);
+  const ResolvedPrecision precision = resolve_precision(config, spec.precision, gpu);
   PlanShape shape;
-  shape.weight_dtype = weight_dtype_for(config, spec.precision);
+  shape.weight_dtype = precision.weight_dtype;
+  shape.may_round_inputs = precision.may_round_inputs;
+  shape.precision_note = precision.note;
   shape.threads =
       spec.threads > 0 ? static_cast<int>(std::min<int64_t>(spec.threads, threads)) : threads;
 

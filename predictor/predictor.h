@@ -28,7 +28,9 @@ struct PlanShape {
   int64_t micro_batch_tokens = 0;
   bool recompute_blocks = false;
   DType weight_dtype = DType::kF32;
-  int threads = 1;  // host device
+  bool may_round_inputs = false;  // of products with bf16 weights
+  std::string precision_note;     // as of resolve_precision(); ""
+  int threads = 1;                // host device
 };
 
 struct PredictionPart {
@@ -58,8 +60,6 @@ DeviceTraits traits_for(const GpuType& gpu, int threads);
 model::MemorySettings memory_settings(const model::ModelConfig& config,
                                       const model::TrainSpec& spec, const DataShape& data,
                                       const PlanShape& shape);
-/// Weight dtype that precision and stored dtype give.
-DType weight_dtype_for(const model::ModelConfig& config, model::Precision precision);
 
 Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spec,
                    const DataShape& data, const PlanShape& shape, const GpuType& gpu);

@@ -14,6 +14,8 @@ Json to_json(const TrainAssignment& assignment) {
       .set("micro_batch_tokens", assignment.micro_batch_tokens)
       .set("recompute_blocks", assignment.recompute_blocks)
       .set("weight_dtype", dtype_name(assignment.weight_dtype))
+      .set("may_round_inputs", assignment.may_round_inputs)
+      .set("precision_note", assignment.precision_note)
       .set("capacity_bytes", assignment.capacity_bytes)
       .set("threads", assignment.threads)
       .set("cpus", std::move(cpus))
@@ -33,6 +35,8 @@ TrainAssignment train_assignment_from_json(const Json& json) {
   const auto dtype = dtype_from_name(json.at("weight_dtype").as_string());
   if (!dtype) throw Error(Reason::kInternal, "assignment with an unknown weight dtype");
   assignment.weight_dtype = *dtype;
+  assignment.may_round_inputs = json.at("may_round_inputs").as_bool();
+  assignment.precision_note = json.at("precision_note").as_string();
   assignment.capacity_bytes = static_cast<uint64_t>(json.at("capacity_bytes").as_int());
   assignment.threads = static_cast<int>(json.at("threads").as_int());
   for (const Json& cpu : json.at("cpus").as_array()) {

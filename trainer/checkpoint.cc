@@ -216,6 +216,7 @@ Json to_json(const CheckpointRecord& record) {
       .set("model_fingerprint", record.model_fingerprint)
       .set("linears", linears_json(record.linears))
       .set("kernels", record.kernels)
+      .set("kernels_measured", record.kernels_measured)
       .set("processor", record.processor)
       .set("threads", record.threads)
       .set("micro_batch_tokens", record.micro_batch_tokens)
@@ -240,6 +241,7 @@ CheckpointRecord checkpoint_record_from_json(const Json& json) {
   record.model_fingerprint = json.at("model_fingerprint").as_string();
   record.linears = linears_value(json.at("linears"));
   record.kernels = json.at("kernels").as_string();
+  if (const Json* measured = json.find("kernels_measured")) record.kernels_measured = *measured;
   record.processor = json.at("processor").as_string();
   record.threads = static_cast<int>(json.at("threads").as_int());
   record.micro_batch_tokens = json.at("micro_batch_tokens").as_int();

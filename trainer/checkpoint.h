@@ -32,6 +32,7 @@ struct CheckpointRecord {
   std::vector<model::AdaptedLinear> linears;
   // What decides the bits beside the inputs.
   std::string kernels, processor;
+  Json kernels_measured = Json::array();  // figures behind the choice; see trainer/kernels.h
   int threads = 0;
   int64_t micro_batch_tokens = 0;
   std::string weight_dtype;

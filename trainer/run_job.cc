@@ -14,6 +14,7 @@
 #include "trainer/checkpoint.h"
 #include "trainer/data_order.h"
 #include "trainer/finished.h"
+#include "trainer/kernels.h"
 #include "trainer/metrics.h"
 #include "trainer/resume.h"
 #include "trainer/schedule.h"
@@ -72,6 +73,7 @@ class Session {
       events_.started(done->last.step, done->last.total_steps, "already finished");
       return *done;
     }
+    if (!assignment_.precision_note.empty()) events_.warn(assignment_.precision_note);
     find_checkpoint();
     open_device();
     load();
@@ -107,25 +109,28 @@ class Session {
     if (!checkpoint_) return;
     const CheckpointRecord saved = read_checkpoint_record(checkpoint_->path);
     require_same_job(saved, record_, checkpoint_->path);
-    saved_kernels_ = saved.kernels;
+    kernels_.checkpoint = saved.kernels;
+    kernels_.checkpoint_measured = saved.kernels_measured;
   }
 
-  /// The kernels of the checkpoint win where this processor has them: only so the bits stay the
-  /// same.
   void open_device() {
+    kernels_.pin = spec_.kernels;
+    kernels_.may_round_inputs = assignment_.may_round_inputs;
+    kernels_.work = training_work(config_, assignment_.weight_dtype, assignment_.micro_batch_tokens,
+                                  assignment_.threads, assignment_.cpus);
+    events_.alive("choose the kernels");
+    const KernelDecision decision = decide_kernels(assignment_.job_directory, kernels_);
     device::HostDeviceOptions options;
     options.capacity_bytes = assignment_.capacity_bytes;
     options.num_threads = assignment_.threads;
     options.cpus = assignment_.cpus;
-    if (!spec_.kernels.empty()) options.kernels = device::kernel_set_from_name(spec_.kernels);
-    if (!saved_kernels_.empty()) {
-      const device::KernelSet saved = device::kernel_set_from_name(saved_kernels_);
-      if (device::kernel_set_usable(saved)) options.kernels = saved;
-    }
+    options.kernels = decision.kernels;
     device_ = device::HostDevice::create(options);
     stream_ = device_->create_stream();
     ops_ = device_->all_ops(*stream_);
     record_.kernels = device::kernel_set_name(device_->kernels());
+    record_.kernels_measured = decision.measured;
+    notes_.push_back(decision.text);
     record_.processor = device_->identity().name;
   }
 
@@ -310,7 +315,7 @@ class Session {
   CheckpointRecord record_;
   std::vector<std::string> notes_;
   std::optional<FoundCheckpoint> checkpoint_;
-  std::string saved_kernels_;
+  KernelRequest kernels_;
   // In the order of their making: each needs those before it.
   std::unique_ptr<device::HostDevice> device_;
   std::unique_ptr<device::Stream> stream_;

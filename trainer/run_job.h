@@ -23,7 +23,9 @@ struct TrainAssignment {
   int64_t micro_batch_tokens = 0;
   bool recompute_blocks = false;
   DType weight_dtype = DType::kF32;
-  uint64_t capacity_bytes = 0;  // of the (emulated) GPU
+  bool may_round_inputs = false;  // products with bf16 weights may round their left operand
+  std::string precision_note;     // told as a warning before any work; ""
+  uint64_t capacity_bytes = 0;    // of the (emulated) GPU
   int threads = 1;
   std::vector<int> cpus;
   double checkpoint_every_s = 600;

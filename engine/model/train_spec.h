@@ -16,11 +16,13 @@ namespace galley::model {
 enum class LossKind { kAssistant, kCompletion, kAll };
 enum class Truncation { kKeepStart, kKeepEnd };
 enum class ScheduleKind { kConstant, kLinear, kCosine };
+/// Of products with the base weights; predictor/precision.h says what each means for a model and a
+/// GPU type.
 enum class Precision {
-  kAuto,
-  kF32,
-  kBf16
-};  // of the stored base weights; kAuto: as stored (f16 -> f32)
+  kAuto,  // as kBf16 for a model stored in bf16, else as kF32
+  kF32,   // inputs are never rounded
+  kBf16   // inputs may be rounded to bf16, weights are held in bf16
+};
 enum class Recompute { kAuto, kNone, kBlock };  // kAuto: the planner chooses
 
 struct DataSource {

@@ -120,16 +120,6 @@ TEST(Predictor, pins_are_honoured) {
   }
 }
 
-TEST(Predictor, precision_decides_the_weights) {
-  model::ModelConfig config = example_config();
-  EXPECT_EQ(weight_dtype_for(config, model::Precision::kAuto), DType::kF32);
-  config.stored_dtype = DType::kF16;
-  EXPECT_EQ(weight_dtype_for(config, model::Precision::kAuto), DType::kF32);
-  config.stored_dtype = DType::kBf16;
-  EXPECT_EQ(weight_dtype_for(config, model::Precision::kAuto), DType::kBf16);
-  EXPECT_EQ(weight_dtype_for(config, model::Precision::kF32), DType::kF32);
-}
-
 TEST(Predictor, steps_are_whole_batches_of_every_epoch) {
   model::TrainSpec spec = example_spec();
   spec.global_batch = 16;

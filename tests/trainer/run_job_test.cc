@@ -87,7 +87,7 @@ TEST(RunJob, trains_and_leaves_a_peft_folder) {
   EXPECT_EQ(result.outcome, Outcome::kFinished);
   EXPECT_EQ(events.started_at, 0);
   EXPECT_EQ(events.total, 20);
-  EXPECT_EQ(events.note, "");
+  EXPECT_EQ(events.note, "kernels " + job.assignment.spec.kernels + " (pinned)");
   ASSERT_EQ(events.steps.size(), 20u);
   EXPECT_LT(events.steps.back().loss, events.steps.front().loss);
   EXPECT_EQ(events.checkpoints, std::vector<int64_t>{20});
@@ -397,6 +397,8 @@ TEST(RunJob, assignment_survives_json) {
   job.assignment.cpus = {0, 3};
   job.assignment.weight_dtype = DType::kBf16;
   job.assignment.planned_bytes = 12345;
+  job.assignment.may_round_inputs = true;
+  job.assignment.precision_note = "a note";
   const std::string text = to_json(job.assignment).dump();
   EXPECT_EQ(
       to_json(train_assignment_from_json(parse_json_or_throw(text, "x", Reason::kInternal))).dump(),
