@@ -27,14 +27,18 @@ T element(const std::byte* row, int64_t i) {
   return value;
 }
 
-__m128i load(const std::byte* at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); }
+[[gnu::always_inline]] inline __m128i load(const std::byte* at) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+}
 
 // Each conversion has the bytes of a source word, `four` words from word `w` of a row on, and `one`
 // word, which may be the last of a row with an odd number of inputs.
 
 struct CopyF32 {
   static constexpr int64_t kWordBytes = 4;
-  static __m128i four(const std::byte* row, int64_t w) { return load(row + w * 4); }
+  [[gnu::always_inline]] static __m128i four(const std::byte* row, int64_t w) {
+    return load(row + w * 4);
+  }
   static uint32_t one(const std::byte* row, int64_t w, int64_t) {
     return element<uint32_t>(row, w);
   }
@@ -42,7 +46,7 @@ struct CopyF32 {
 
 struct WidenBf16 {
   static constexpr int64_t kWordBytes = 2;
-  static __m128i four(const std::byte* row, int64_t w) {
+  [[gnu::always_inline]] static __m128i four(const std::byte* row, int64_t w) {
     const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + w * 2));
     return _mm_unpacklo_epi16(_mm_setzero_si128(), half);
   }
@@ -53,7 +57,7 @@ struct WidenBf16 {
 
 /// f16 in the low halves of four words -> f32. The exponent moves by integer addition; subnormals
 /// are small integers times 2^-24, which the conversion from integers makes exactly.
-__m128i widen_f16(__m128i half) {
+[[gnu::always_inline]] inline __m128i widen_f16(__m128i half) {
   const __m128i magnitude = _mm_and_si128(half, _mm_set1_epi32(0x7FFF));
   const __m128i sign = _mm_slli_epi32(_mm_xor_si128(half, magnitude), 16);
   const __m128i moved = _mm_add_epi32(_mm_slli_epi32(magnitude, 13), _mm_set1_epi32(112 << 23));
@@ -69,7 +73,7 @@ __m128i widen_f16(__m128i half) {
 
 struct WidenF16 {
   static constexpr int64_t kWordBytes = 2;
-  static __m128i four(const std::byte* row, int64_t w) {
+  [[gnu::always_inline]] static __m128i four(const std::byte* row, int64_t w) {
     const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + w * 2));
     return widen_f16(_mm_unpacklo_epi16(half, _mm_setzero_si128()));
   }
@@ -81,7 +85,9 @@ struct WidenF16 {
 /// Pairs of bf16 are words already.
 struct CopyBf16 {
   static constexpr int64_t kWordBytes = 4;
-  static __m128i four(const std::byte* row, int64_t w) { return load(row + w * 4); }
+  [[gnu::always_inline]] static __m128i four(const std::byte* row, int64_t w) {
+    return load(row + w * 4);
+  }
   static uint32_t one(const std::byte* row, int64_t w, int64_t in) {
     const uint32_t low = element<uint16_t>(row, 2 * w);
     return 2 * w + 1 < in ? low | uint32_t{element<uint16_t>(row, 2 * w + 1)} << 16 : low;
@@ -89,7 +95,7 @@ struct CopyBf16 {
 };
 
 /// f32 -> bf16 in the high half (the low half is rubbish); as f32_to_bf16() does it.
-__m128i round_to_bf16(__m128i bits) {
+[[gnu::always_inline]] inline __m128i round_to_bf16(__m128i bits) {
   const __m128i odd = _mm_and_si128(_mm_srli_epi32(bits, 16), _mm_set1_epi32(1));
   const __m128i rounded = _mm_add_epi32(_mm_add_epi32(bits, _mm_set1_epi32(0x7FFF)), odd);
   const __m128i nan =
@@ -99,7 +105,7 @@ __m128i round_to_bf16(__m128i bits) {
 }
 
 /// Words of pairs from eight f32.
-__m128i pairs_of_bf16(__m128i first, __m128i second) {
+[[gnu::always_inline]] inline __m128i pairs_of_bf16(__m128i first, __m128i second) {
   const __m128 a = _mm_castsi128_ps(first), b = _mm_castsi128_ps(second);
   const __m128i even = _mm_castps_si128(_mm_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0)));
   const __m128i odd = _mm_castps_si128(_mm_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1)));
@@ -116,7 +122,7 @@ uint32_t pair_of_bf16(const std::byte* row, int64_t w, int64_t in) {
 
 struct RoundF32 {
   static constexpr int64_t kWordBytes = 8;
-  static __m128i four(const std::byte* row, int64_t w) {
+  [[gnu::always_inline]] static __m128i four(const std::byte* row, int64_t w) {
     return pairs_of_bf16(load(row + w * 8), load(row + w * 8 + 16));
   }
   static uint32_t one(const std::byte* row, int64_t w, int64_t in) {
@@ -126,7 +132,7 @@ struct RoundF32 {
 
 struct RoundF16 {
   static constexpr int64_t kWordBytes = 4;
-  static __m128i four(const std::byte* row, int64_t w) {
+  [[gnu::always_inline]] static __m128i four(const std::byte* row, int64_t w) {
     const __m128i half = load(row + w * 4);
     const __m128i zero = _mm_setzero_si128();
     return pairs_of_bf16(widen_f16(_mm_unpacklo_epi16(half, zero)),
@@ -151,7 +157,8 @@ struct PanelPart {
 
 /// Four words of four rows -> to[w * 32 + row].
 template <typename Convert>
-void transpose_four(const std::byte* row, int64_t row_bytes, int64_t w, uint32_t* to) {
+[[gnu::always_inline]] inline void transpose_four(const std::byte* row, int64_t row_bytes,
+                                                  int64_t w, uint32_t* to) {
   const __m128i r0 = Convert::four(row, w), r1 = Convert::four(row + row_bytes, w);
   const __m128i r2 = Convert::four(row + 2 * row_bytes, w),
                 r3 = Convert::four(row + 3 * row_bytes, w);
@@ -171,6 +178,18 @@ void stream_tile(const uint32_t* tile, uint32_t* to) {
   for (int64_t i = 0; i < kTileWords * kPanelOutputs / 4; ++i) _mm_stream_si128(out + i, from[i]);
 }
 
+/// Fetches what lies ahead of word `w` of a row; near its end the start of the same row of the next
+/// panel (which may lie behind the tensor: a prefetch never faults). Always inlined: gcc drops
+/// calls of a function that does nothing else.
+template <typename Convert>
+[[gnu::always_inline]] inline void prefetch(const PanelPart& p, const std::byte* row, int64_t w) {
+  int64_t offset = w * Convert::kWordBytes + kPrefetchBytes;
+  if (offset >= p.row_bytes) offset += (kPanelOutputs - 1) * p.row_bytes;
+  const auto* const ahead = reinterpret_cast<const char*>(row) + offset;
+  _mm_prefetch(ahead, _MM_HINT_T0);
+  if constexpr (Convert::kWordBytes == 8) _mm_prefetch(ahead + 64, _MM_HINT_T0);
+}
+
 template <typename Convert>
 void pack_whole_panel(const PanelPart& p) {
   alignas(64) uint32_t tile[kTileWords * kPanelOutputs];
@@ -178,12 +197,7 @@ void pack_whole_panel(const PanelPart& p) {
   for (; w + kTileWords <= p.whole_words; w += kTileWords) {
     for (int64_t j = 0; j < kPanelOutputs; j += 4) {
       const std::byte* const row = p.rows + j * p.row_bytes;
-      for (int64_t k = 0; k < 4; ++k) {
-        const auto* ahead = reinterpret_cast<const char*>(row + k * p.row_bytes);
-        ahead += w * Convert::kWordBytes + kPrefetchBytes;
-        _mm_prefetch(ahead, _MM_HINT_T0);
-        if constexpr (Convert::kWordBytes == 8) _mm_prefetch(ahead + 64, _MM_HINT_T0);
-      }
+      for (int64_t k = 0; k < 4; ++k) prefetch<Convert>(p, row + k * p.row_bytes, w);
       for (int64_t i = 0; i < kTileWords; i += 4) {
         transpose_four<Convert>(row, p.row_bytes, w + i, tile + i * kPanelOutputs + j);
       }
