@@ -127,6 +127,19 @@ struct DoctorOptions {
 };
 int command_doctor(const DoctorOptions& options, const Environment& environment, Streams streams);
 
+struct BenchOptions {
+  std::string model;  // folder; empty: the 135M shape with random weights
+  int64_t sequence = 512;
+  double target_percent = 100;  // of the positions that carry loss
+  int steps = 3;
+  int threads = 0;  // 0: all cores of this process
+  std::string precision = "auto";
+  std::string kernels = "auto";
+  bool profile = false;
+  OutputForm form = OutputForm::kTable;  // kJson: JSON lines
+};
+int command_bench(const BenchOptions& options, Streams streams);
+
 /// Text of `galley --version`: galley, then what it was built against. Loads nothing.
 std::string version_text();
 

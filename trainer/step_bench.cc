@@ -105,19 +105,6 @@ MicroBatch one_row(const StepBenchOptions& options) {
   return batch;
 }
 
-void require_memory(const StepBenchOptions& options) {
-  const uint64_t source = options.model.empty() ? 4 * largest_weight(options.config) : 0;
-  const uint64_t needed = step_bench_bytes(options) + source;
-  const uint64_t free = device::host_memory_free_bytes();
-  if (needed <= free) return;
-  throw Error(
-      Reason::kDoesNotFit,
-      cat("a step of ", options.config.name, " with ", options.sequence, " tokens and ",
-          dtype_name(options.weight_dtype), " weights needs ",
-          format_bytes(static_cast<double>(needed)), ", ", format_bytes(static_cast<double>(free)),
-          " are free; a shorter sequence or bf16 weights need less"));
-}
-
 /// Everything of one case, made in order.
 class StepBench {
  public:
@@ -303,6 +290,19 @@ uint64_t step_bench_bytes(const StepBenchOptions& options) {
       .total_bytes();
 }
 
+void require_bench_memory(const StepBenchOptions& options) {
+  const uint64_t source = options.model.empty() ? 4 * largest_weight(options.config) : 0;
+  const uint64_t needed = step_bench_bytes(options) + source;
+  const uint64_t free = device::host_memory_free_bytes();
+  if (needed <= free) return;
+  throw Error(
+      Reason::kDoesNotFit,
+      cat("a step of ", options.config.name, " with ", options.sequence, " tokens and ",
+          dtype_name(options.weight_dtype), " weights needs ",
+          format_bytes(static_cast<double>(needed)), ", ", format_bytes(static_cast<double>(free)),
+          " are free; a shorter sequence or bf16 weights need less"));
+}
+
 double StepBenchResult::product_flops() const {
   return static_cast<double>(num_tokens) * (flops.base_forward + flops.base_backward + flops.head);
 }
@@ -347,7 +347,7 @@ device::MachineRates StepBenchResult::rates() const {
 
 StepBenchResult bench_step(const StepBenchOptions& options, const StepBenchProgress& progress) {
   GALLEY_CHECK(options.sequence >= 2 && options.steps >= 1);
-  require_memory(options);
+  require_bench_memory(options);
   return StepBench(options, progress).run();
 }
 

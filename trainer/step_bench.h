@@ -40,6 +40,8 @@ struct StepBenchOptions {
 
 /// Bytes that the device will hand out for it.
 uint64_t step_bench_bytes(const StepBenchOptions& options);
+/// Error(kDoesNotFit) when the memory that is free does not hold it, saying what would.
+void require_bench_memory(const StepBenchOptions& options);
 
 struct StepSample {
   double seconds = 0;
@@ -81,8 +83,8 @@ struct StepBenchResult {
 /// Called when weights are being loaded ("load") and before each step ("step 2 of 3").
 using StepBenchProgress = std::function<void(const std::string& what)>;
 
-/// Error(kDoesNotFit) when the memory that is free does not hold it, saying what would; errors of
-/// the model's files; kUsage for kernels that this processor lacks.
+/// Errors of require_bench_memory and of the model's files; kUsage for kernels that this processor
+/// lacks.
 StepBenchResult bench_step(const StepBenchOptions& options, const StepBenchProgress& progress = {});
 
 /// The record of a step: tokens/s, and its fraction of the products' peak.
