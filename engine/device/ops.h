@@ -148,9 +148,13 @@ struct AttentionItem {
   int64_t key_row = 0;   // first row of the sequence in k, v (rows are contiguous)
   int64_t num_keys = 0;  // the last query row sees all of them, the one before one less, ...
 };
+/// What may become of the operands of attention's products: kernels that round take bf16 ones,
+/// with sums, softmax and log-sum-exp in f32, where kMayRound allows it.
+enum class ProductOperands : uint8_t { kExact, kMayRound };
 struct AttentionShape {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  float scale = 0;  // usually 1 / sqrt(head_dim)
+  float scale = 0;  // usually 1 / sqrt(head_dim); not negative
+  ProductOperands operands = ProductOperands::kExact;
 };
 
 class AttentionOps {

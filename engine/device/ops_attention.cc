@@ -11,6 +11,7 @@ void check_shape(const AttentionShape& shape) {
   GALLEY_CHECK(shape.num_kv_heads > 0 && shape.num_heads > 0 &&
                shape.num_heads % shape.num_kv_heads == 0);
   GALLEY_CHECK(shape.head_dim > 0 && shape.head_dim <= kMaxHeadDim);
+  GALLEY_CHECK(shape.scale >= 0);
 }
 
 /// `heads` heads per row, and enough rows and stride for them.

@@ -324,8 +324,12 @@ const float* BlockRunner::norm_weight(int layer, const BlockOperation& operation
 
 device::AttentionShape BlockRunner::attention_shape() const {
   const model::WorkerShape& shape = setup_.shape;
-  return {shape.num_heads, shape.num_kv_heads, shape.head_dim,
-          static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)))};
+  return {.num_heads = shape.num_heads,
+          .num_kv_heads = shape.num_kv_heads,
+          .head_dim = shape.head_dim,
+          .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim))),
+          .operands = setup_.weights->dtype() == DType::kBf16 ? device::ProductOperands::kMayRound
+                                                              : device::ProductOperands::kExact};
 }
 
 uint64_t BlockRunner::dropout_stream(int layer, Projection projection) const {

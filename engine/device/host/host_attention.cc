@@ -255,6 +255,9 @@ void HostAttentionOps::do_forward(const AttentionShape& shape, std::span<const A
                                   const ConstMatrix& q, const ConstMatrix& k, const ConstMatrix& v,
                                   const Matrix& o, float* lse) {
   const Operands x = {&shape, items, q, k, v, {}, o, {}, {}, {}, lse};
+  const AttentionKernels& kernels = runtime_.kernels->attention;
+  const auto kernel =
+      shape.operands == ProductOperands::kExact ? kernels.forward : kernels.rounded_forward;
   const Blocking blocking(shape);
   const int64_t columns = shape.num_kv_heads * blocking.chunks;
   std::atomic<int64_t> next{0};
@@ -268,8 +271,7 @@ void HostAttentionOps::do_forward(const AttentionShape& shape, std::span<const A
         const int64_t first = index % columns % blocking.chunks * blocking.heads;
         const int64_t head = index % columns / blocking.chunks * blocking.group + first;
         const int64_t heads = std::min(blocking.heads, blocking.group - first);
-        runtime_.kernels->attention.forward(make_task(x, item, head, heads, begin, end),
-                                            runtime_.attention_scratch(thread));
+        kernel(make_task(x, item, head, heads, begin, end), runtime_.attention_scratch(thread));
       });
     }
   });
@@ -278,6 +280,9 @@ void HostAttentionOps::do_forward(const AttentionShape& shape, std::span<const A
 void HostAttentionOps::backward_block(const Operands& x, const AttentionItem& item, int64_t kv_head,
                                       int64_t block, float* scratch, int64_t number,
                                       int64_t predecessor) {
+  const AttentionKernels& kernels = runtime_.kernels->attention;
+  const auto kernel =
+      x.shape->operands == ProductOperands::kExact ? kernels.backward : kernels.rounded_backward;
   const Blocking blocking(*x.shape);
   const int64_t begin = block * blocking.query_block;
   const int64_t end = std::min(item.num_queries, begin + blocking.query_block);
@@ -286,7 +291,7 @@ void HostAttentionOps::backward_block(const Operands& x, const AttentionItem& it
     AttentionTask task = make_task(x, item, kv_head * blocking.group + first, heads, begin, end);
     const Turn turn(&turns_, number, predecessor, first + heads == blocking.group);
     if (number >= 0) task.turn = &turn;
-    runtime_.kernels->attention.backward(task, scratch);
+    kernel(task, scratch);
   }
 }
 

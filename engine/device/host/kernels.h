@@ -105,6 +105,10 @@ struct AttentionKernels {
   /// times the head dimension (rounded up to 32) <= kAttentionMaxElements.
   void (*forward)(const AttentionTask& task, float* scratch);
   void (*backward)(const AttentionTask& task, float* scratch);
+  /// The same with the operands of products rounded to bf16 where this row of the table has an
+  /// instruction for them.
+  void (*rounded_forward)(const AttentionTask& task, float* scratch);
+  void (*rounded_backward)(const AttentionTask& task, float* scratch);
 };
 
 /// The numbers of one AdamW update, as PyTorch rounds them.
