@@ -1,6 +1,5 @@
 #include "launcher/process.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,32 +52,22 @@ std::string host_name() {
   return name;
 }
 
-std::vector<int> allowed_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> cpus;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-    }
-  }
-  return cpus;
-}
-
 int num_online_cpus() { return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)); }
 
 uint64_t free_memory_bytes() {
   const auto available = field_after(read_proc("/proc/meminfo"), "MemAvailable:");
   uint64_t bytes = static_cast<uint64_t>(available.value_or(0)) * 1024;
-  // Every group up to the root may hold a limit of its own.
-  for (std::string group = own_cgroup(); group.size() > 1;
-       group.resize(group.find_last_of('/') == std::string::npos ? 0 : group.find_last_of('/'))) {
+  // Every group up to the root may hold a limit of its own (a container's root is its own group).
+  for (std::string group = own_cgroup();;) {
+    while (!group.empty() && group.back() == '/') group.pop_back();
     const std::string folder = "/sys/fs/cgroup" + group;
     const auto limit = parse_int(trim(read_proc(folder + "/memory.max")));
     const auto used = parse_int(trim(read_proc(folder + "/memory.current")));
     if (limit && used) {
       bytes = std::min(bytes, static_cast<uint64_t>(std::max<int64_t>(*limit - *used, 0)));
     }
+    if (group.empty()) break;
+    group.resize(group.find_last_of('/') == std::string::npos ? 0 : group.find_last_of('/'));
   }
   return bytes;
 }

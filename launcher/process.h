@@ -6,15 +6,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
+
+#include "engine/core/processors.h"
 
 namespace galley::launcher {
 
 /// Path of the running program, links resolved.
 std::string own_executable();
 std::string host_name();
-/// Cores this process may run on.
-std::vector<int> allowed_cpus();
 /// Cores of this machine that are online.
 int num_online_cpus();
 /// Memory that this process may still take: MemAvailable, or less under a cgroup limit.

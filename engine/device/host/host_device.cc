@@ -36,12 +36,13 @@ class HostDeviceImpl final : public HostDevice {
                 options.num_threads == 1 ? " thread, " : " threads, ", kernel_set_name(kernels)),
             "host:" + host_name()},
         pool_(options.num_threads, options.cpus) {
-    scratch_ = allocate(traits_.gemm_workspace_bytes + traits_.attention_workspace_bytes,
-                        "the scratch of its operations");
+    gemm_scratch_ = allocate(traits_.gemm_workspace_bytes, "the scratch of its operations");
+    attention_scratch_ = allocate(traits_.attention_workspace_bytes, "the scratch of attention");
+    page_owner_ = PageOwner::kAllThreads;
     runtime_.pool = &pool_;
     runtime_.kernels = &kernel_table(kernels);
-    runtime_.gemm_scratch_base = scratch_.at<float>(0);
-    runtime_.attention_scratch_base = scratch_.at<float>(traits_.gemm_workspace_bytes);
+    runtime_.gemm_scratch_base = gemm_scratch_.at<float>(0);
+    runtime_.attention_scratch_base = attention_scratch_.at<float>(0);
   }
 
   const DeviceIdentity& identity() const override { return identity_; }
@@ -86,7 +87,9 @@ class HostDeviceImpl final : public HostDevice {
   }
 
  protected:
-  void* do_allocate(size_t bytes) override { return host_memory_allocate(bytes); }
+  void* do_allocate(size_t bytes) override {
+    return host_memory_allocate(bytes, page_owner_, pool_);
+  }
   void do_free(void* data, size_t bytes) noexcept override { host_memory_free(data, bytes); }
 
  private:
@@ -105,7 +108,8 @@ class HostDeviceImpl final : public HostDevice {
   const DeviceTraits traits_;
   const DeviceIdentity identity_;
   ThreadPool pool_;
-  Buffer scratch_;
+  PageOwner page_owner_ = PageOwner::kEachThread;  // of the scratch, which comes first
+  Buffer gemm_scratch_, attention_scratch_;
   HostRuntime runtime_;
 };
 

@@ -24,7 +24,9 @@ KernelSet kernel_set_from_name(const std::string& name);
 bool kernel_set_usable(KernelSet kernels);
 /// True when products may round their inputs to bf16.
 bool kernel_set_rounds(KernelSet kernels);
-/// All that this processor can run, the narrowest first; without kAuto.
+/// Every row of the table, the narrowest first; without kAuto.
+std::vector<KernelSet> all_kernel_sets();
+/// Those that this processor can run, in the same order.
 std::vector<KernelSet> usable_kernel_sets();
 /// Names of all sets of this version, usable here or not, as pins name them; "auto" first.
 std::vector<std::string> kernel_set_names();
@@ -37,7 +39,7 @@ std::string processor_name();
 struct HostDeviceOptions {
   uint64_t capacity_bytes = 0;  // 0: the memory that is free now
   int num_threads = 1;
-  std::vector<int> cpus;  // bind thread i to cpus[i]; empty: no binding
+  std::vector<int> cpus;  // as ThreadPool takes them: thread i is bound to cpus[i]
   KernelSet kernels = KernelSet::kAuto;
 };
 

@@ -1,13 +1,17 @@
 #include "engine/device/host/host_memory.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
+#include <numeric>
 #include <string>
 
 #include "engine/core/device_traits.h"
@@ -54,19 +58,44 @@ bool populate(void* data, size_t bytes) {
   return true;
 }
 
-/// The number in a one-line file; `otherwise` when there is none ("max", no such file).
-uint64_t number_in_file(const char* path, uint64_t otherwise) {
-  std::ifstream file(path);
-  uint64_t value = 0;
-  return file >> value ? value : otherwise;
+/// The node on which each thread of the pool is just now (for good, when they are bound).
+std::vector<int> nodes_of(ThreadPool& pool) {
+  std::vector<int> nodes(static_cast<size_t>(pool.size()));
+  pool.run([&nodes](int thread) {
+    unsigned cpu = 0, node = 0;
+    if (getcpu(&cpu, &node) == 0) nodes[static_cast<size_t>(thread)] = static_cast<int>(node);
+  });
+  return nodes;
 }
 
-}  // namespace
+/// All threads take their pages of [data, data + bytes). False when the system refuses.
+bool populate_together(void* data, size_t bytes, PageOwner owner, ThreadPool& pool) {
+  const auto threads = static_cast<size_t>(pool.size());
+  if (threads == 1 || bytes < 2 * kHugePage) return populate(data, bytes);
+  // Whole huge pages: two threads never meet in one.
+  const size_t pages = (bytes + kHugePage - 1) / kHugePage;
+  const size_t part = owner == PageOwner::kAllThreads ? 1 : (pages + threads - 1) / threads;
+  const std::vector<int> order = interleave_nodes(
+      owner == PageOwner::kAllThreads ? nodes_of(pool) : std::vector<int>(threads));
+  std::atomic<bool> good{true};
+  pool.run([&](int thread) {
+    const auto turn =
+        static_cast<size_t>(std::find(order.begin(), order.end(), thread) - order.begin());
+    for (size_t page = turn * part; page < pages && good.load(std::memory_order_relaxed);
+         page += threads * part) {
+      const size_t begin = page * kHugePage;
+      const size_t end = std::min(bytes, begin + part * kHugePage);
+      if (!populate(static_cast<std::byte*>(data) + begin, end - begin)) good = false;
+    }
+  });
+  return good;
+}
 
-void* host_memory_allocate(size_t bytes) {
+template <typename Populate>
+void* allocate_with(size_t bytes, const Populate& populate_pages) {
   if (bytes >= kMapFrom) {
     void* mapped = map_aligned(bytes);
-    if (mapped != nullptr && !populate(mapped, mapped_bytes(bytes))) {
+    if (mapped != nullptr && !populate_pages(mapped, mapped_bytes(bytes))) {
       munmap(mapped, mapped_bytes(bytes));
       return nullptr;
     }
@@ -77,6 +106,40 @@ void* host_memory_allocate(size_t bytes) {
   if (data != nullptr) std::memset(data, 0, rounded);
   return data;
 }
+
+/// The number in a one-line file; `otherwise` when there is none ("max", no such file).
+uint64_t number_in_file(const char* path, uint64_t otherwise) {
+  std::ifstream file(path);
+  uint64_t value = 0;
+  return file >> value ? value : otherwise;
+}
+
+}  // namespace
+
+std::vector<int> interleave_nodes(const std::vector<int>& node_of_thread) {
+  std::map<int, int> threads_on;
+  for (const int node : node_of_thread) ++threads_on[node];
+  // The k-th of n threads of a node comes at the place (k + 1/2) / n of the order.
+  std::map<int, int> seen;
+  std::vector<double> place;
+  for (const int node : node_of_thread) {
+    place.push_back((seen[node]++ + 0.5) / threads_on[node]);
+  }
+  std::vector<int> order(node_of_thread.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&place](int a, int b) {
+    return place[static_cast<size_t>(a)] < place[static_cast<size_t>(b)];
+  });
+  return order;
+}
+
+void* host_memory_allocate(size_t bytes, PageOwner owner, ThreadPool& pool) {
+  return allocate_with(bytes, [owner, &pool](void* data, size_t mapped) {
+    return populate_together(data, mapped, owner, pool);
+  });
+}
+
+void* host_memory_allocate(size_t bytes) { return allocate_with(bytes, populate); }
 
 void host_memory_free(void* data, size_t bytes) noexcept {
   if (bytes >= kMapFrom) {

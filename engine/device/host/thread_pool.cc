@@ -3,8 +3,10 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <x86intrin.h>
 
 #include <cstring>
+#include <set>
 #include <string>
 #include <system_error>
 
@@ -13,33 +15,53 @@
 namespace galley::device {
 namespace {
 
-// About 20 microseconds: longer than the gap between two operations of a step.
-constexpr int kSpins = 1000;
+// 40 to 75 microseconds: as long as it takes to wake a sleeping thread, and longer than the gap
+// between two operations of a step. Counted in cycles because a pause takes 3 to 140 of them.
+constexpr uint64_t kSpinCycles = 150'000;
 
 /// Waits until `value` differs from `old`: spins, then sleeps in the kernel.
-uint32_t wait_for_change(const std::atomic<uint32_t>& value, uint32_t old, int num_spins) {
-  for (int i = 0; i < num_spins; ++i) {
+uint32_t wait_for_change(const std::atomic<uint32_t>& value, uint32_t old, uint64_t spin_cycles) {
+  const uint64_t begin = __rdtsc();
+  do {
     const uint32_t now = value.load(std::memory_order_acquire);
     if (now != old) return now;
     __builtin_ia32_pause();
-  }
+  } while (__rdtsc() - begin < spin_cycles);
   value.wait(old, std::memory_order_acquire);
   return value.load(std::memory_order_acquire);
 }
 
-void bind(pthread_t thread, int cpu) {
+/// 0, or the error number.
+int set_binding(pthread_t thread, const std::vector<int>& cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
-  const int result = pthread_setaffinity_np(thread, sizeof set, &set);
-  if (result != 0) {
+  for (const int cpu : cpus) {
+    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
+  }
+  return pthread_setaffinity_np(thread, sizeof set, &set);
+}
+
+void bind(pthread_t thread, int cpu) {
+  if (const int error = set_binding(thread, {cpu}); error != 0) {
     throw Error(Reason::kUsage, "cannot bind a thread to processor " + std::to_string(cpu) + ": " +
-                                    std::strerror(result) +
+                                    std::strerror(error) +
                                     "; choose processors that this process may use");
   }
 }
 
 }  // namespace
+
+std::vector<int> spread_over_cores(int num_threads, const std::vector<Processor>& allowed,
+                                   double quota) {
+  if (num_threads < 2 || count_cores(allowed) != num_threads) return {};
+  if (quota > 0 && quota < num_threads) return {};
+  std::set<int> taken;
+  std::vector<int> cpus;
+  for (const Processor& processor : allowed) {
+    if (taken.insert(processor.core).second) cpus.push_back(processor.cpu);
+  }
+  return cpus;
+}
 
 ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cpus) : num_threads_(num_threads) {
   if (num_threads < 1) {
@@ -51,37 +73,56 @@ ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cpus) : num_thre
                                     " threads need as many processors, but " +
                                     std::to_string(cpus.size()) + " are given");
   }
-  // With more threads than processors a spinning thread only keeps the others from working.
-  const unsigned num_cpus = std::thread::hardware_concurrency();
-  num_spins_ = static_cast<unsigned>(num_threads) <= num_cpus ? kSpins : 0;
+  if (num_threads == 1 && cpus.empty()) return;
+  const std::vector<Processor> allowed = describe_processors(allowed_cpus());
+  const double quota = cpu_quota();
+  const std::vector<int> places =
+      cpus.empty() ? spread_over_cores(num_threads, allowed, quota) : cpus;
+  // A spinning thread is in the way of one that shares its processor.
+  const int processors = places.empty()
+                             ? useful_threads(allowed, quota)
+                             : static_cast<int>(std::set(places.begin(), places.end()).size());
+  if (num_threads <= processors) spin_cycles_ = kSpinCycles;
+  try {
+    start_threads();
+    if (!places.empty()) {
+      bind_all(places);
+    } else {
+      // A caller that another pool has bound does not hold these on its one core.
+      std::vector<int> all;
+      for (const Processor& processor : allowed) all.push_back(processor.cpu);
+      for (std::thread& thread : threads_) set_binding(thread.native_handle(), all);
+    }
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+void ThreadPool::start_threads() {
   // Signals belong to the program's own threads.
   sigset_t all, old;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old);
   try {
-    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { work(i); });
-    pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    if (!cpus.empty()) {
-      cpu_set_t set;
-      pthread_getaffinity_np(pthread_self(), sizeof set, &set);
-      for (int i = 1; i < num_threads; ++i) bind(threads_[i - 1].native_handle(), cpus[i]);
-      bind(pthread_self(), cpus[0]);
-      old_binding_.resize(sizeof set);
-      std::memcpy(old_binding_.data(), &set, sizeof set);
-    }
+    for (int i = 1; i < num_threads_; ++i) threads_.emplace_back([this, i] { work(i); });
   } catch (const std::system_error& error) {
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    const size_t started = threads_.size() + 1;
-    stop();
-    throw Error(Reason::kNoDevice, "cannot start thread " + std::to_string(started + 1) + " of " +
-                                       std::to_string(num_threads) +
+    throw Error(Reason::kNoDevice, "cannot start thread " + std::to_string(threads_.size() + 2) +
+                                       " of " + std::to_string(num_threads_) +
                                        " of a host device: " + error.what() +
                                        "; ask for fewer threads or raise the limit of processes");
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    stop();
-    throw;
   }
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+}
+
+void ThreadPool::bind_all(const std::vector<int>& cpus) {
+  cpu_set_t set;
+  pthread_getaffinity_np(pthread_self(), sizeof set, &set);
+  for (size_t i = 0; i < threads_.size(); ++i) bind(threads_[i].native_handle(), cpus[i + 1]);
+  bind(pthread_self(), cpus[0]);
+  old_binding_.resize(sizeof set);
+  std::memcpy(old_binding_.data(), &set, sizeof set);
 }
 
 ThreadPool::~ThreadPool() {
@@ -112,13 +153,13 @@ void ThreadPool::run_raw(RawBody call, const void* body) {
   generation_.notify_all();
   call(body, 0);
   uint32_t running = num_running_.load(std::memory_order_acquire);
-  while (running != 0) running = wait_for_change(num_running_, running, num_spins_);
+  while (running != 0) running = wait_for_change(num_running_, running, spin_cycles_);
 }
 
 void ThreadPool::work(int thread) {
   uint32_t generation = 0;
   while (true) {
-    generation = wait_for_change(generation_, generation, num_spins_);
+    generation = wait_for_change(generation_, generation, spin_cycles_);
     if (stopping_) return;
     call_(body_, thread);
     if (num_running_.fetch_sub(1, std::memory_order_acq_rel) == 1) num_running_.notify_one();

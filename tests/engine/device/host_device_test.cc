@@ -1,10 +1,7 @@
-#include <sched.h>
-#include <sys/resource.h>
-
-#include <atomic>
+#include <algorithm>
 
 #include "engine/core/error.h"
-#include "engine/device/host/thread_pool.h"
+#include "engine/device/host/host_memory.h"
 #include "tests/engine/device/device_testing.h"
 
 namespace galley::device {
@@ -141,83 +138,44 @@ TEST(KernelSet, names_round_trip_and_unknown_ones_are_refused) {
   EXPECT_TRUE(kernel_set_usable(best_kernel_set()));
 }
 
-TEST(ThreadPool, every_thread_runs_once_per_call) {
-  for (const int threads : {1, 2, 3, 8}) {
+TEST(HostMemory, pages_alternate_between_nodes_as_often_as_these_have_threads) {
+  using Order = std::vector<int>;
+  EXPECT_EQ(interleave_nodes({0}), Order{0});
+  EXPECT_EQ(interleave_nodes({0, 0, 0}), (Order{0, 1, 2}));
+  EXPECT_EQ(interleave_nodes({0, 0, 1, 1}), (Order{0, 2, 1, 3}));
+  // Two sockets of 8 cores: every stretch of 2 n pages has n on each.
+  const std::vector<int> nodes = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
+  const Order order = interleave_nodes(nodes);
+  for (size_t i = 0; i < order.size(); ++i) {
+    EXPECT_EQ(nodes[static_cast<size_t>(order[i])], static_cast<int>(i % 2)) << i;
+  }
+  // Six threads here and two there: three quarters of the pages here, never five in a row.
+  const std::vector<int> uneven = {0, 0, 0, 1, 1, 0, 0, 0};
+  Order sorted = interleave_nodes(uneven);
+  int in_a_row = 0;
+  for (size_t i = 0; i < 2 * sorted.size(); ++i) {
+    const int thread = sorted[i % sorted.size()];
+    in_a_row = uneven[static_cast<size_t>(thread)] == 0 ? in_a_row + 1 : 0;
+    EXPECT_LT(in_a_row, 5);
+  }
+  std::sort(sorted.begin(), sorted.end());
+  EXPECT_EQ(sorted, (Order{0, 1, 2, 3, 4, 5, 6, 7}));
+}
+
+TEST(HostMemory, all_threads_take_zero_pages_of_any_size) {
+  for (const int threads : {1, 2, 5}) {
     ThreadPool pool(threads, {});
-    std::vector<int> runs(static_cast<size_t>(threads));
-    for (int i = 0; i < 100; ++i)
-      pool.run([&](int thread) { ++runs[static_cast<size_t>(thread)]; });
-    for (const int count : runs) EXPECT_EQ(count, 100);
-  }
-}
-
-TEST(ThreadPool, pain_P177_a_thread_limit_is_explained_and_one_thread_needs_none) {
-  // More stacks than the address space that is left can hold (a few may be cached).
-  rlimit old_space = {};
-  ASSERT_EQ(getrlimit(RLIMIT_AS, &old_space), 0);
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers need the address space";
-#endif
-  rlimit tight = old_space;
-  tight.rlim_cur = 1 << 20;
-  ASSERT_EQ(setrlimit(RLIMIT_AS, &tight), 0);
-  Reason reason = Reason::kOk;
-  int runs = 0;
-  try {
-    ThreadPool(64, {});
-  } catch (const Error& error) {
-    reason = error.reason();
-  }
-  ThreadPool(1, {}).run([&](int) { ++runs; });
-  ASSERT_EQ(setrlimit(RLIMIT_AS, &old_space), 0);
-  EXPECT_EQ(reason, Reason::kNoDevice);
-  EXPECT_EQ(runs, 1);
-}
-
-TEST(ThreadPool, partition_covers_everything_once_and_is_the_same_each_time) {
-  ThreadPool pool(3, {});
-  for (const int64_t count : {1, 2, 3, 7, 64, 1000, 1001}) {
-    for (const int64_t grain : {1, 5, 64}) {
-      std::vector<int> first(static_cast<size_t>(count), -1);
-      for (int repeat = 0; repeat < 3; ++repeat) {
-        std::vector<int> owner(static_cast<size_t>(count), -1);
-        pool.parallel_for(count, grain, [&](int64_t begin, int64_t end, int thread) {
-          EXPECT_EQ(begin % grain, 0);
-          for (int64_t i = begin; i < end; ++i) owner[static_cast<size_t>(i)] = thread;
-        });
-        for (const int thread : owner) EXPECT_GE(thread, 0);
-        if (repeat == 0) first = owner;
-        EXPECT_EQ(owner, first);
+    for (const PageOwner owner : {PageOwner::kAllThreads, PageOwner::kEachThread}) {
+      for (const size_t bytes :
+           {size_t{100}, size_t{300000}, size_t{4} << 20, (size_t{11} << 20) + 12345}) {
+        auto* const data = static_cast<char*>(host_memory_allocate(bytes, owner, pool));
+        ASSERT_NE(data, nullptr);
+        EXPECT_EQ(std::count(data, data + bytes, 0), static_cast<std::ptrdiff_t>(bytes));
+        host_memory_free(data, bytes);
       }
+      EXPECT_EQ(host_memory_allocate(size_t{1} << 60, owner, pool), nullptr);
     }
   }
-}
-
-TEST(ThreadPool, binds_threads_and_gives_the_callers_binding_back) {
-  cpu_set_t before;
-  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
-  int cpu = 0;
-  while (!CPU_ISSET(cpu, &before)) ++cpu;
-  {
-    ThreadPool pool(2, {cpu, cpu});
-    std::atomic<int> bound{0};
-    pool.run([&](int) {
-      cpu_set_t now;
-      sched_getaffinity(0, sizeof now, &now);
-      if (CPU_COUNT(&now) == 1 && CPU_ISSET(cpu, &now)) ++bound;
-    });
-    EXPECT_EQ(bound, 2);
-  }
-  cpu_set_t after;
-  ASSERT_EQ(sched_getaffinity(0, sizeof after, &after), 0);
-  EXPECT_TRUE(CPU_EQUAL(&before, &after));
-}
-
-TEST(ThreadPool, impossible_bindings_and_counts_are_refused) {
-  EXPECT_THROW(ThreadPool(2, {0}), Error);
-  EXPECT_THROW(ThreadPool(1, {100000}), Error);
-  EXPECT_THROW(ThreadPool(2, {0, 1000}), Error);
-  EXPECT_THROW(ThreadPool(0, {}), Error);
 }
 
 }  // namespace
