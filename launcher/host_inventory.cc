@@ -1,5 +1,6 @@
 #include "launcher/host_inventory.h"
 
+#include "engine/core/processors.h"
 #include "launcher/process.h"
 #include "launcher/world.h"
 
@@ -9,8 +10,9 @@ namespace {
 Hello this_machine() {
   Hello hello;
   hello.host = host_name();
-  hello.cpus = allowed_cpus();
+  hello.cpus = describe_processors(allowed_cpus());
   hello.node_cpus = num_online_cpus();
+  hello.cpu_quota = cpu_quota();
   hello.free_memory_bytes = free_memory_bytes();
   return hello;
 }

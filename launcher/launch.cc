@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 
+#include "engine/core/processors.h"
 #include "engine/core/strings.h"
 #include "launcher/mpirun_line.h"
 #include "launcher/process.h"
@@ -192,7 +193,7 @@ class Launch {
   }
 
   int run() {
-    const LaunchPlace place{own_executable(), static_cast<int>(allowed_cpus().size()),
+    const LaunchPlace place{own_executable(), count_cores(describe_processors(allowed_cpus())),
                             environment_.has("SLURM_JOB_ID")};
     if (geteuid() == 0 && !environment_.has("OMPI_ALLOW_RUN_AS_ROOT")) {
       display_.line("galley: running mpirun as root (a container?): OMPI_ALLOW_RUN_AS_ROOT is set");

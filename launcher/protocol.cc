@@ -19,7 +19,9 @@ const MessageRow& row_of(std::string_view kind) {
 
 const std::vector<MessageRow>& message_table() {
   static const std::vector<MessageRow> table = {
-      {"hello", Direction::kToCoordinator, {"protocol", "build", "host", "cpus", "node_cpus"}},
+      {"hello",
+       Direction::kToCoordinator,
+       {"protocol", "build", "host", "cpus", "node_cpus", "cpu_quota"}},
       {"agent-beat", Direction::kToCoordinator, {}},
       {"signalled", Direction::kToCoordinator, {"signal"}},
       {"job-started", Direction::kToCoordinator, {"job", "attempt", "step", "total_steps"}},

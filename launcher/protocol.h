@@ -13,7 +13,7 @@
 namespace galley::launcher {
 
 /// Version of the protocol; ranks with another one are refused at start.
-constexpr int kProtocolVersion = 1;
+constexpr int kProtocolVersion = 2;
 
 enum class Direction { kToCoordinator, kToAgent, kToWorker, kFromWorker };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/core/hash.h"
+#include "engine/core/processors.h"
 #include "engine/core/strings.h"
 #include "launcher/back_off.h"
 #include "launcher/process.h"
@@ -39,8 +40,11 @@ Json own_hello(const Channel& channel, const Environment& environment) {
   hello.protocol = kProtocolVersion;
   hello.build = build_id();
   hello.host = host_name();
-  hello.cpus = allowed_cpus();
+  hello.cpus = describe_processors(allowed_cpus());
   hello.node_cpus = num_online_cpus();
+  hello.cpu_quota = cpu_quota();
+  hello.bound_by = bound_by(environment);
+  hello.binding_undone = default_binding_undone(environment);
   hello.free_memory_bytes = free_memory_bytes();
   hello.visible_gpus = environment.get("CUDA_VISIBLE_DEVICES")
                            .value_or(environment.get("SLURM_STEP_GPUS")

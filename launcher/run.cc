@@ -7,6 +7,7 @@
 
 #include <cstdio>
 
+#include "launcher/binding.h"
 #include "launcher/mpi_world.h"
 #include "launcher/process.h"
 #include "launcher/rank.h"
@@ -40,6 +41,7 @@ int run_main_with(const RunOptions& options, const Environment& environment,
   umask(077);
   try {
     check_started_by_mpirun(environment);
+    undo_default_binding(environment);
     return run_rank(options, environment, parts);
   } catch (const Error& error) {
     std::fprintf(stderr, "galley: %s\n", error.what());

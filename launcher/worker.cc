@@ -1,6 +1,5 @@
 #include "launcher/worker.h"
 
-#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -18,6 +17,7 @@
 
 #include "engine/core/link.h"
 #include "engine/core/strings.h"
+#include "launcher/binding.h"
 #include "launcher/process.h"
 #include "launcher/protocol.h"
 
@@ -175,15 +175,6 @@ std::optional<trainer::TrainAssignment> receive_assignment(SharedLink* link) {
   return std::nullopt;
 }
 
-/// Binds this process to the cores it was given; a machine that refuses leaves it unbound.
-void bind_to(const std::vector<int>& cpus) {
-  if (cpus.empty()) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : cpus) CPU_SET(static_cast<size_t>(cpu), &set);
-  sched_setaffinity(0, sizeof set, &set);
-}
-
 Json ended(std::string_view outcome) { return make_message("ended").set("outcome", Json(outcome)); }
 
 Json failure(Reason reason, const std::string& text) {
@@ -241,8 +232,11 @@ int worker_process_main(int argc, char** argv, const JobFunction& job) {
   // The kernel shall take the worker, which can be started again, and not the agent.
   std::ofstream("/proc/self/oom_score_adj") << 500;
   return serve_link(FileDescriptor(kWorkerLinkFd),
-                    [&job](const trainer::TrainAssignment& assignment, trainer::JobEvents& events) {
-                      bind_to(assignment.cpus);
+                    [&job](const trainer::TrainAssignment& given, trainer::JobEvents& events) {
+                      trainer::TrainAssignment assignment = given;
+                      std::string note;
+                      assignment.cpus = bind_process(given.cpus, given.threads, &note);
+                      if (!note.empty()) events.warn(note);
                       return job(assignment, events);
                     });
 }

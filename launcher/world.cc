@@ -21,11 +21,17 @@ void check_same_build(const std::vector<Hello>& hellos) {
   }
 }
 
-std::map<std::string, std::vector<int>> cores_by_host(const std::vector<Hello>& hellos) {
-  std::map<std::string, std::set<int>> sets;
-  for (const Hello& hello : hellos) sets[hello.host].insert(hello.cpus.begin(), hello.cpus.end());
-  std::map<std::string, std::vector<int>> cores;
-  for (const auto& [host, set] : sets) cores[host].assign(set.begin(), set.end());
+std::map<std::string, HostCores> cores_by_host(const std::vector<Hello>& hellos) {
+  std::map<std::string, std::map<int, Processor>> found;
+  std::map<std::string, HostCores> cores;
+  for (const Hello& hello : hellos) {
+    for (const Processor& processor : hello.cpus) found[hello.host][processor.cpu] = processor;
+    double& quota = cores[hello.host].quota;
+    if (hello.cpu_quota > 0) quota = quota > 0 ? std::min(quota, hello.cpu_quota) : hello.cpu_quota;
+  }
+  for (const auto& [host, processors] : found) {
+    for (const auto& [cpu, processor] : processors) cores[host].processors.push_back(processor);
+  }
   return cores;
 }
 
@@ -39,15 +45,51 @@ std::vector<int> choose_agents(const std::vector<Hello>& hellos) {
   return agents;
 }
 
-void warn_of_binding(const std::vector<Hello>& hellos, RunWorld* world) {
-  std::vector<std::string> bound;
-  for (const Hello& hello : hellos) {
-    if (hello.cpus.size() == 1 && hello.node_cpus > 1) bound.push_back(cat(hello.rank));
+/// What the ranks with one core are told, by who bound them.
+std::string binding_remedy(BoundBy bound) {
+  switch (bound) {
+    case BoundBy::kMpirunDefault:
+    case BoundBy::kMpirunOption:
+      return cat(" (", bound_by_name(bound),
+                 "); add --bind-to none to mpirun: galley binds its workers itself");
+    case BoundBy::kSrun:
+      return " (srun); add --cpu-bind=none to srun: galley binds its workers itself";
+    case BoundBy::kNobody:
+      break;
   }
-  if (bound.empty()) return;
-  world->warnings.push_back(cat("rank ", join(bound, ", "),
-                                " may use one core only; add --bind-to none to mpirun (or "
-                                "--cpu-bind=none to srun): galley binds its workers itself"));
+  return " (taskset, a container or the allocation gives no more; under mpirun it may be its "
+         "binding: add --bind-to none)";
+}
+
+void warn_of_binding(const std::vector<Hello>& hellos, RunWorld* world) {
+  std::vector<std::string> undone;
+  std::map<BoundBy, std::vector<std::string>> bound;
+  for (const Hello& hello : hellos) {
+    if (hello.binding_undone) undone.push_back(cat(hello.rank));
+    if (count_cores(hello.cpus) == 1 && hello.node_cpus > static_cast<int>(hello.cpus.size())) {
+      bound[hello.bound_by].push_back(cat(hello.rank));
+    }
+  }
+  if (!undone.empty()) {
+    world->warnings.push_back(
+        cat("mpirun bound rank ", join(undone, ", "),
+            " to single cores, as it does when told nothing; galley uses all cores that mpirun "
+            "may use and binds its workers itself. --bind-to none avoids this"));
+  }
+  for (const auto& [by, ranks] : bound) {
+    world->warnings.push_back(
+        cat("rank ", join(ranks, ", "), " may use one core only", binding_remedy(by)));
+  }
+}
+
+void warn_of_quota(RunWorld* world) {
+  for (const auto& [host, cores] : world->cores) {
+    if (cores.may_bind()) continue;
+    world->warnings.push_back(cat("the control group of ", host, " leaves the time of ",
+                                  format("%.3g", cores.quota), " of its ",
+                                  count_cores(cores.processors), " cores: workers there have ",
+                                  cores.threads(), " threads in all, bound to no core"));
+  }
 }
 
 void warn_of_gpus(const std::vector<Hello>& hellos, RunWorld* world) {
@@ -97,7 +139,7 @@ void add_emulated(const placement::Cluster& file, const std::vector<Hello>& hell
   }
   for (size_t i = 0; i < world->cluster.gpus.size(); ++i) {
     const std::string& host = world->gpu_host[i];
-    const int cores = static_cast<int>(world->cores[host].size());
+    const int cores = world->cores[host].threads();
     world->cluster.gpus[i].threads = std::max(1, cores / gpus_on[host]);
   }
 }
@@ -114,7 +156,7 @@ void add_host_devices(const std::vector<Hello>& hellos, RunWorld* world) {
   for (const int rank : world->agents) {
     const Hello& hello = hellos[static_cast<size_t>(rank)];
     if (!done.insert(hello.host).second) continue;
-    const int cores = std::max<int>(1, static_cast<int>(world->cores[hello.host].size()));
+    const int cores = world->cores[hello.host].threads();
     placement::Gpu gpu;
     gpu.type.name = predictor::kHostTypeName;
     gpu.type.description = cat("host device of ", hello.host, ", ", cores, " cores");
@@ -137,7 +179,11 @@ void add_host_devices(const std::vector<Hello>& hellos, RunWorld* world) {
 
 Json to_json(const Hello& hello) {
   Json cpus = Json::array();
-  for (const int cpu : hello.cpus) cpus.push(cpu);
+  for (const Processor& processor : hello.cpus) {
+    Json place = Json::array();
+    for (const int number : {processor.cpu, processor.core, processor.node}) place.push(number);
+    cpus.push(std::move(place));
+  }
   return make_message("hello")
       .set("protocol", hello.protocol)
       .set("build", hello.build)
@@ -145,6 +191,9 @@ Json to_json(const Hello& hello) {
       .set("mpi_version", hello.mpi_version)
       .set("cpus", std::move(cpus))
       .set("node_cpus", hello.node_cpus)
+      .set("cpu_quota", hello.cpu_quota)
+      .set("bound_by", bound_by_name(hello.bound_by))
+      .set("binding_undone", hello.binding_undone)
       .set("free_memory_bytes", Json(hello.free_memory_bytes))
       .set("visible_gpus", hello.visible_gpus)
       .set("gpu_driver", hello.gpu_driver)
@@ -159,9 +208,15 @@ Hello hello_from_json(int rank, const Json& message) {
   hello.host = message.get_string("host");
   hello.mpi_version = message.get_string("mpi_version");
   for (const Json& cpu : message.at("cpus").as_array()) {
-    hello.cpus.push_back(static_cast<int>(cpu.as_int()));
+    const auto number = [&cpu](size_t i) {
+      return static_cast<int>(cpu.as_array().at(i).as_int());
+    };
+    hello.cpus.push_back({number(0), number(1), number(2)});
   }
   hello.node_cpus = static_cast<int>(message.get_int("node_cpus"));
+  hello.cpu_quota = message.get_double("cpu_quota");
+  hello.bound_by = bound_by_from_name(message.get_string("bound_by"));
+  hello.binding_undone = message.get_bool("binding_undone");
   hello.free_memory_bytes = static_cast<uint64_t>(message.get_int("free_memory_bytes"));
   hello.visible_gpus = message.get_string("visible_gpus");
   hello.gpu_driver = message.get_bool("gpu_driver");
@@ -177,6 +232,7 @@ RunWorld build_world(const std::vector<Hello>& hellos,
   world.cores = cores_by_host(hellos);
   world.agents = choose_agents(hellos);
   warn_of_binding(hellos, &world);
+  warn_of_quota(&world);
   if (cluster_file) {
     if (!cluster_file->emulated) {
       throw Error(

@@ -11,6 +11,9 @@
 #include <vector>
 
 #include "engine/core/json.h"
+#include "engine/core/processors.h"
+#include "launcher/binding.h"
+#include "launcher/core_pool.h"
 #include "placement/cluster.h"
 
 namespace galley::launcher {
@@ -22,8 +25,11 @@ struct Hello {
   std::string build;
   std::string host;
   std::string mpi_version;
-  std::vector<int> cpus;  // this process may run on
-  int node_cpus = 0;      // of the machine
+  std::vector<Processor> cpus;  // that it and its workers may run on
+  int node_cpus = 0;            // of the machine
+  double cpu_quota = 0;         // processors' worth of time of its control group; 0: no limit
+  BoundBy bound_by = BoundBy::kNobody;
+  bool binding_undone = false;  // mpirun's default, by galley
   uint64_t free_memory_bytes = 0;
   std::string visible_gpus;     // CUDA_VISIBLE_DEVICES or SLURM_STEP_GPUS there; empty: none
   bool gpu_driver = false;      // a CUDA driver library is loadable there
@@ -34,10 +40,10 @@ Hello hello_from_json(int rank, const Json& message);
 
 struct RunWorld {
   placement::Cluster cluster;
-  std::vector<int> gpu_rank;                      // by GpuIndex: the agent that starts its workers
-  std::vector<std::string> gpu_host;              // by GpuIndex: the machine
-  std::map<std::string, std::vector<int>> cores;  // by host
-  std::vector<int> agents;                        // ranks that hold GPUs or may
+  std::vector<int> gpu_rank;               // by GpuIndex: the agent that starts its workers
+  std::vector<std::string> gpu_host;       // by GpuIndex: the machine
+  std::map<std::string, HostCores> cores;  // by host
+  std::vector<int> agents;                 // ranks that hold GPUs or may
   std::vector<std::string> warnings;
 };
 

@@ -20,7 +20,7 @@ RunWorld two_gpus() {
     Hello& hello = hellos[static_cast<size_t>(rank)];
     hello.rank = rank;
     hello.host = "vm";
-    hello.cpus = {0, 1, 2, 3};
+    hello.cpus = {{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {3, 3, 0}};
     hello.node_cpus = 4;
   }
   return build_world(hellos, fake_cluster({{8}, {4}}));

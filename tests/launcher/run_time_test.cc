@@ -10,6 +10,7 @@
 
 #include "engine/core/file.h"
 #include "engine/core/journal.h"
+#include "engine/core/processors.h"
 #include "engine/core/strings.h"
 #include "launcher/lock.h"
 #include "launcher/mpi_world.h"
@@ -198,11 +199,11 @@ TEST(StartTest, says_how_to_start) {
   EXPECT_EQ(refusal({{"SLURM_STEP_ID", "0"}, {"PMIX_RANK", "0"}}), "");
 }
 
-Hello hello(int rank, const std::string& host, std::vector<int> cpus = {0, 1}) {
+Hello hello(int rank, const std::string& host, const std::vector<int>& cpus = {0, 1}) {
   Hello hello;
   hello.rank = rank;
   hello.host = host;
-  hello.cpus = std::move(cpus);
+  for (const int cpu : cpus) hello.cpus.push_back({cpu, cpu, 0});
   hello.node_cpus = 2;
   hello.free_memory_bytes = uint64_t{8} << 30;
   return hello;
@@ -250,15 +251,60 @@ TEST(WorldTest, one_core_ranks_and_gpus_without_driver_are_warned_of_once) {
   listed.visible_gpus = "0,1";
   const RunWorld world = build_world({hello(0, "x", {0}), listed}, std::nullopt);
   ASSERT_EQ(world.warnings.size(), 2u);
+  EXPECT_NE(world.warnings[0].find("rank 0, 1 may use one core only"), std::string::npos);
   EXPECT_NE(world.warnings[0].find("--bind-to none"), std::string::npos);
   EXPECT_NE(world.warnings[1].find("no driver answers"), std::string::npos);
 }
 
+TEST(WorldTest, who_bound_the_ranks_is_named_with_the_remedy) {
+  const auto warning = [](BoundBy by, bool undone, std::vector<int> cpus) {
+    Hello agent = hello(1, "x", cpus);
+    agent.bound_by = by;
+    agent.binding_undone = undone;
+    const RunWorld world = build_world({hello(0, "x", cpus), agent}, std::nullopt);
+    return world.warnings.empty() ? std::string() : world.warnings.back();
+  };
+  EXPECT_NE(warning(BoundBy::kMpirunOption, false, {0}).find("an option of mpirun"),
+            std::string::npos);
+  EXPECT_NE(warning(BoundBy::kSrun, false, {0}).find("--cpu-bind=none"), std::string::npos);
+  EXPECT_NE(warning(BoundBy::kNobody, false, {0}).find("taskset"), std::string::npos);
+  EXPECT_NE(warning(BoundBy::kMpirunDefault, true, {0, 1}).find("all cores that mpirun may use"),
+            std::string::npos);
+  EXPECT_EQ(warning(BoundBy::kNobody, false, {0, 1}), "");
+}
+
+TEST(WorldTest, a_quota_of_time_makes_fewer_threads_and_is_told) {
+  Hello agent = hello(1, "x", {0, 1, 2, 3});
+  agent.cpu_quota = 1.5;
+  const RunWorld world = build_world({hello(0, "x", {0, 1, 2, 3}), agent}, std::nullopt);
+  EXPECT_EQ(world.cluster.gpus[0].threads, 2);
+  ASSERT_EQ(world.warnings.size(), 1u);
+  EXPECT_NE(world.warnings[0].find("the time of 1.5 of its 4 cores"), std::string::npos)
+      << world.warnings[0];
+  EXPECT_TRUE(CorePool(world.cores).take("x", 2).empty());  // bound to no core
+}
+
+TEST(WorldTest, siblings_are_one_core) {
+  Hello agent = hello(1, "x");
+  agent.cpus = {{0, 0, 0}, {1, 1, 0}, {2, 0, 0}, {3, 1, 0}};
+  Hello first = agent;
+  first.rank = 0;
+  const RunWorld world = build_world({first, agent}, std::nullopt);
+  EXPECT_EQ(world.cluster.gpus[0].threads, 2);
+}
+
 TEST(ProtocolTest, hello_travels_whole) {
-  const Hello sent = hello(3, "x", {0, 5});
+  Hello sent = hello(3, "x");
+  sent.cpus = {{0, 0, 0}, {9, 1, 1}};
+  sent.cpu_quota = 2.5;
+  sent.bound_by = BoundBy::kSrun;
+  sent.binding_undone = true;
   const Json message = parse_message(to_json(sent).dump(), {Direction::kToCoordinator});
   const Hello read = hello_from_json(3, message);
   EXPECT_EQ(read.cpus, sent.cpus);
+  EXPECT_EQ(read.cpu_quota, sent.cpu_quota);
+  EXPECT_EQ(read.bound_by, sent.bound_by);
+  EXPECT_TRUE(read.binding_undone);
   EXPECT_EQ(read.free_memory_bytes, sent.free_memory_bytes);
 }
 
