@@ -44,7 +44,7 @@ gpu-check: packages
 	@scripts/build release gpu_check
 	@build/release/tests/gpu_check
 
-## make bench      build and run the benchmarks
+## make bench      build and run the benchmarks (docs/benchmarks.md); 1 below a floor, 4 below an aim
 bench: packages
 	@scripts/build release bench
 
