@@ -47,6 +47,8 @@ gpu-check: packages
 ## make bench      build and run the benchmarks (docs/benchmarks.md); 1 below a floor, 4 below an aim
 bench: packages
 	@scripts/build release bench
+	@build/release/tests/bench/bench_device
+	@build/release/tests/bench/bench_step
 
 ## make golden     make the example data again; a difference shows in git diff
 golden:
