@@ -30,7 +30,7 @@ struct Blocking {
   int64_t group;        // query heads per key/value head
   int64_t heads;        // per task
   int64_t chunks;       // tasks per group
-  int64_t query_block;  // rows per task
+  int64_t max_queries;  // query rows per task
   explicit Blocking(const AttentionShape& shape) {
     const int64_t max_rows =
         std::min(kAttentionMaxRows, kAttentionMaxElements / (ceil_divide(shape.head_dim, 32) * 32));
@@ -38,7 +38,16 @@ struct Blocking {
     // At least twelve rows per head: a register tile.
     heads = std::min({group, int64_t{16}, max_rows / 12});
     chunks = ceil_divide(group, heads);
-    query_block = std::min(kAttentionQueryBlock, max_rows / heads);
+    // The kernels may take rows in pairs.
+    max_queries = std::min(shape.head_dim <= 64 ? kAttentionQueryBlock : kAttentionWideQueryBlock,
+                           max_rows / heads / 2 * 2);
+  }
+  int64_t num_blocks(const AttentionItem& item) const {
+    return ceil_divide(item.num_queries, max_queries);
+  }
+  /// Query rows of one block, spread evenly over as few blocks as possible.
+  int64_t query_block(const AttentionItem& item) const {
+    return ceil_divide(item.num_queries, std::max<int64_t>(1, num_blocks(item)));
   }
 };
 
@@ -200,12 +209,11 @@ int64_t first_shared_unit(const AttentionShape& shape, std::span<const Attention
 
 int64_t num_shared_tasks(const AttentionShape& shape, std::span<const AttentionItem> items,
                          int64_t shared) {
-  const int64_t query_block = Blocking(shape).query_block;
+  const Blocking blocking(shape);
   int64_t count = 0;
   for (int64_t unit = shared; unit < static_cast<int64_t>(items.size()) * shape.num_kv_heads;
        ++unit) {
-    count +=
-        ceil_divide(items[static_cast<size_t>(unit / shape.num_kv_heads)].num_queries, query_block);
+    count += blocking.num_blocks(items[static_cast<size_t>(unit / shape.num_kv_heads)]);
   }
   return count;
 }
@@ -264,10 +272,10 @@ void HostAttentionOps::do_forward(const AttentionShape& shape, std::span<const A
   run(x, [&](int thread) {
     TaskWalk walk(&next);
     for (const AttentionItem& item : x.items) {
-      const int64_t blocks = ceil_divide(item.num_queries, blocking.query_block);
+      const int64_t blocks = blocking.num_blocks(item), query_block = blocking.query_block(item);
       walk.visit(blocks * columns, [&](int64_t index) {
-        const int64_t begin = (blocks - 1 - index / columns) * blocking.query_block;
-        const int64_t end = std::min(item.num_queries, begin + blocking.query_block);
+        const int64_t begin = (blocks - 1 - index / columns) * query_block;
+        const int64_t end = std::min(item.num_queries, begin + query_block);
         const int64_t first = index % columns % blocking.chunks * blocking.heads;
         const int64_t head = index % columns / blocking.chunks * blocking.group + first;
         const int64_t heads = std::min(blocking.heads, blocking.group - first);
@@ -284,8 +292,8 @@ void HostAttentionOps::backward_block(const Operands& x, const AttentionItem& it
   const auto kernel =
       x.shape->operands == ProductOperands::kExact ? kernels.backward : kernels.rounded_backward;
   const Blocking blocking(*x.shape);
-  const int64_t begin = block * blocking.query_block;
-  const int64_t end = std::min(item.num_queries, begin + blocking.query_block);
+  const int64_t begin = block * blocking.query_block(item);
+  const int64_t end = std::min(item.num_queries, begin + blocking.query_block(item));
   for (int64_t first = 0; first < blocking.group; first += blocking.heads) {
     const int64_t heads = std::min(blocking.heads, blocking.group - first);
     AttentionTask task = make_task(x, item, kv_head * blocking.group + first, heads, begin, end);
@@ -299,10 +307,10 @@ void HostAttentionOps::backward_part(const Operands& x, int64_t shared,
                                      std::atomic<int64_t>* next_whole,
                                      std::atomic<int64_t>* next_shared, float* scratch) {
   const int64_t num_kv_heads = x.shape->num_kv_heads;
-  const int64_t query_block = Blocking(*x.shape).query_block;
+  const Blocking blocking(*x.shape);
   for (int64_t unit; (unit = next_whole->fetch_add(1)) < shared;) {
     const AttentionItem& item = x.items[static_cast<size_t>(unit / num_kv_heads)];
-    for (int64_t block = 0; block * query_block < item.num_queries; ++block) {
+    for (int64_t block = 0; block < blocking.num_blocks(item); ++block) {
       backward_block(x, item, unit % num_kv_heads, block, scratch, -1, -1);
     }
   }
@@ -314,7 +322,7 @@ void HostAttentionOps::backward_part(const Operands& x, int64_t shared,
         std::max<int64_t>(0, shared - static_cast<int64_t>(i) * num_kv_heads);
     const int64_t heads = num_kv_heads - first_head;
     // Heads take turns, so that neighbours in time seldom add to the same rows.
-    const int64_t tasks = ceil_divide(item.num_queries, query_block) * heads;
+    const int64_t tasks = blocking.num_blocks(item) * heads;
     walk.visit(tasks, [&](int64_t index) {
       const int64_t number = before + index;
       turns_.begin(number);

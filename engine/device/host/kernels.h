@@ -25,7 +25,8 @@ constexpr int64_t kGemmScratchFloats =
 
 // Blocking of attention: query rows of one block, rows (query rows x heads) of one task, and rows x
 // head dimension (a multiple of 32) of one task; the kernels choose how many keys a block has.
-constexpr int64_t kAttentionQueryBlock = 48;
+constexpr int64_t kAttentionQueryBlock = 64;
+constexpr int64_t kAttentionWideQueryBlock = 48;  // for heads of more than 64
 constexpr int64_t kAttentionMaxRows = 192;
 constexpr int64_t kAttentionMaxHeadDim = 256;
 constexpr int64_t kAttentionMaxElements = kAttentionMaxRows * 64;
@@ -101,8 +102,9 @@ struct AttentionTask {
 };
 
 struct AttentionKernels {
-  /// num_queries <= kAttentionQueryBlock, num_queries * num_heads <= kAttentionMaxRows, and that
-  /// times the head dimension (rounded up to 32) <= kAttentionMaxElements.
+  /// num_queries <= kAttentionQueryBlock (or kAttentionWideQueryBlock), and num_queries rounded up
+  /// to 2 * num_heads <= kAttentionMaxRows, which times the head dimension rounded up to 32 is at
+  /// most kAttentionMaxElements.
   void (*forward)(const AttentionTask& task, float* scratch);
   void (*backward)(const AttentionTask& task, float* scratch);
   /// The same with the operands of products rounded to bf16 where this row of the table has an
