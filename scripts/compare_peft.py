@@ -151,7 +151,7 @@ class PeftSide:
 
 def tune(case, folder):
     """PEFT's fastest settings, found in a process of its own: the tries leave their mark in its peak memory."""
-    if case["attention"] != "auto" and case["weights"] != "auto":
+    if "auto" not in (case["attention"], case["weights"]):
         return case
     with PeftSide(case, folder) as peft:
         found = peft.ask(case | {"only_tune": True})
@@ -180,7 +180,6 @@ def check_round(case, rows, batches, galley, peft, first_step):
 
 def run_case(case, options, folder):
     """All rounds of a case; raises Failure where the sides do not do the same."""
-    case = tune(case, folder)
     rounds = []
     with PeftSide(case, folder) as side:
         start = side.ask(case)
@@ -257,6 +256,7 @@ def verdict(results):
 
 def compare(options, folder):
     model, results, refused = model_folder(options), [], []
+    tuned = {}  # precision -> PEFT's settings; what is fastest for one form of rows is so for the other
     for name in options.cases:
         try:
             case = case_of(name, options, model, folder)
@@ -266,7 +266,10 @@ def compare(options, folder):
             continue
         say(f"{name}: {options.rounds} rounds of {options.steps} steps of {case['batch_rows']} rows, "
             f"{options.threads} threads")
-        results.append(run_case(case, options, folder))
+        if case["precision"] not in tuned:
+            found = tune(case, folder)
+            tuned[case["precision"]] = {key: found[key] for key in ("attention", "weights")}
+        results.append(run_case(case | tuned[case["precision"]], options, folder))
         report(results[-1])
     if not results:
         raise Missing("no case is left")

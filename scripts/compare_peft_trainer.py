@@ -19,6 +19,7 @@ import warnings
 
 IGNORED = -100
 TUNING_STEPS = 2
+ATTENTIONS = ("sdpa", "eager")
 
 
 def high_water_bytes():
@@ -95,26 +96,33 @@ class Trainer:
         return loss.item()
 
 
+def best_seconds(case, rows, attention, weights):
+    """Of a few steps of a short batch, without the first."""
+    trainer, best = Trainer(case, rows, attention, weights), float("inf")
+    trainer.step(case["tuning_batch"])
+    for _ in range(TUNING_STEPS):
+        begin = time.perf_counter()
+        trainer.step(case["tuning_batch"])
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
 def tuned(case, rows):
-    """The fastest (attention, weights) of those left open, by its best of a few steps on the first rows."""
-    attentions = ["eager", "sdpa"] if case["attention"] == "auto" else [case["attention"]]
-    weights = [case["weights"]]
-    if case["weights"] == "auto":
-        weights = ["f32", "bf16"] if case["precision"] == "bf16" else ["f32"]
-    if len(attentions) * len(weights) == 1:
-        return attentions[0], weights[0], {}
-    batch, times = case["tuning_batch"], {}
-    for attention in attentions:
-        for kind in weights:
-            trainer = Trainer(case, rows, attention, kind)
-            trainer.step(batch)
-            for _ in range(TUNING_STEPS):
-                begin = time.perf_counter()
-                trainer.step(batch)
-                seconds = time.perf_counter() - begin
-                times[attention, kind] = min(seconds, times.get((attention, kind), seconds))
-    best = min(times, key=times.get)
-    return *best, {" ".join(key): seconds for key, seconds in times.items()}
+    """The fastest (attention, weights) of those left open: attention first, then weights with that."""
+    attention, weights, times = case["attention"], case["weights"], {}
+
+    def fastest(choices):
+        if len(choices) > 1:
+            for choice in choices:
+                if choice not in times:
+                    times[choice] = best_seconds(case, rows, *choice)
+        return min(choices, key=lambda choice: times.get(choice, 0))
+
+    first = "f32" if weights == "auto" else weights
+    attention, _ = fastest([(kind, first) for kind in (ATTENTIONS if attention == "auto" else [attention])])
+    both = weights == "auto" and case["precision"] == "bf16"
+    attention, weights = fastest([(attention, kind) for kind in (("f32", "bf16") if both else (first,))])
+    return attention, weights, {" attention, ".join(key) + " weights": seconds for key, seconds in times.items()}
 
 
 def run_round(trainer, request):
