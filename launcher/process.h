@@ -7,8 +7,6 @@
 #include <optional>
 #include <string>
 
-#include "engine/core/processors.h"
-
 namespace galley::launcher {
 
 /// Path of the running program, links resolved.

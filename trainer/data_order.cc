@@ -6,7 +6,6 @@
 #include "engine/core/error.h"
 #include "engine/core/random.h"
 #include "engine/core/strings.h"
-#include "engine/text/packing.h"
 
 namespace galley::trainer {
 namespace {
@@ -52,8 +51,15 @@ DataPosition DataOrder::position(int64_t step) const {
 }
 
 std::vector<uint32_t> DataOrder::epoch_order(int64_t epoch) const {
+  EpochOrder order;
+  fill_epoch_order(epoch, &order);
+  return std::move(order.rows);
+}
+
+void DataOrder::fill_epoch_order(int64_t epoch, EpochOrder* order) const {
   const auto e = static_cast<uint64_t>(epoch);
-  std::vector<uint32_t> samples;
+  std::vector<uint32_t>& samples = order->samples;
+  samples.clear();
   samples.reserve(static_cast<size_t>(samples_per_epoch_));
   uint32_t first = 0;
   for (size_t k = 0; k < sources_.size(); ++k) {
@@ -62,29 +68,39 @@ std::vector<uint32_t> DataOrder::epoch_order(int64_t epoch) const {
       for (uint32_t row = 0; row < count; ++row) samples.push_back(first + row);
     }
     if (const uint64_t extra = extra_rows(sources_[k]); extra > 0) {
-      const auto chosen = random_permutation(seed_, random_stream("data_share", {e, k}), count);
-      for (uint64_t i = 0; i < extra; ++i) samples.push_back(first + chosen[i]);
+      random_permutation(seed_, random_stream("data_share", {e, k}), count, &order->chosen);
+      for (uint64_t i = 0; i < extra; ++i) samples.push_back(first + order->chosen[i]);
     }
     first += count;
   }
-  const auto order = random_permutation(seed_, random_stream("data_order", {e}),
-                                        static_cast<uint32_t>(samples.size()));
-  std::vector<uint32_t> rows(samples.size());
-  for (size_t i = 0; i < rows.size(); ++i) rows[i] = samples[order[i]];
-  return rows;
+  random_permutation(seed_, random_stream("data_order", {e}), static_cast<uint32_t>(samples.size()),
+                     &order->permutation);
+  order->rows.resize(samples.size());
+  for (size_t i = 0; i < samples.size(); ++i) order->rows[i] = samples[order->permutation[i]];
 }
 
-std::vector<uint32_t> DataOrder::batch(const DataPosition& position) {
+std::span<const uint32_t> DataOrder::batch(const DataPosition& position) {
   if (cached_epoch_ != position.epoch) {
-    cached_order_ = epoch_order(position.epoch);
+    fill_epoch_order(position.epoch, &cached_order_);
     cached_epoch_ = position.epoch;
   }
   const int64_t end = std::min(position.index + global_batch_, samples_per_epoch_);
   GALLEY_CHECK(position.index >= 0 && position.index < end);
-  return {cached_order_.begin() + position.index, cached_order_.begin() + end};
+  return std::span(cached_order_.rows)
+      .subspan(static_cast<size_t>(position.index), static_cast<size_t>(end - position.index));
 }
 
 namespace {
+
+/// Keeps the storage.
+void clear(MicroBatch* batch) {
+  batch->step.ids.clear();
+  batch->step.segments.clear();
+  batch->step.row_ids.clear();
+  batch->step.target_rows.clear();
+  batch->step.targets.clear();
+  batch->num_tokens = batch->num_targets = 0;
+}
 
 void add_row(const text::TokenRowView& row, uint64_t identity, MicroBatch* batch) {
   nn::StepPlan& step = batch->step;
@@ -107,28 +123,54 @@ void add_row(const text::TokenRowView& row, uint64_t identity, MicroBatch* batch
 
 }  // namespace
 
-std::vector<MicroBatch> micro_batches(const text::TokenFile& tokens, std::span<const uint32_t> rows,
-                                      const DataPosition& position, int64_t token_budget) {
-  std::vector<uint32_t> lengths;
+MicroBatcher::MicroBatcher(const text::TokenFile& tokens, int64_t token_budget, int64_t max_rows)
+    : tokens_(tokens), token_budget_(token_budget), packer_(static_cast<size_t>(max_rows)) {
+  GALLEY_CHECK(token_budget > 0 && max_rows >= 0);
+  lengths_.reserve(static_cast<size_t>(max_rows));
+  // Of best-fit micro batches at most one is half empty.
+  const int64_t most_tokens = max_rows * static_cast<int64_t>(tokens.summary().longest);
+  const int64_t most_batches = std::min(max_rows, 2 * most_tokens / token_budget + 1);
+  batches_.resize(static_cast<size_t>(most_batches));
+  const auto places = static_cast<size_t>(std::min(token_budget, most_tokens));
+  for (MicroBatch& batch : batches_) {
+    batch.step.segments.reserve(static_cast<size_t>(std::min(max_rows, token_budget)));
+    batch.step.ids.reserve(places);
+    batch.step.row_ids.reserve(places);
+    batch.step.target_rows.reserve(places);
+    batch.step.targets.reserve(places);
+  }
+}
+
+std::span<const MicroBatch> MicroBatcher::cut(std::span<const uint32_t> rows,
+                                              const DataPosition& position) {
+  lengths_.clear();
   for (const uint32_t row : rows) {
-    lengths.push_back(tokens.row_length(row));
-    if (static_cast<int64_t>(lengths.back()) > token_budget) {
-      throw Error(Reason::kInternal, cat("row ", row, " has ", lengths.back(),
-                                         " tokens, the plan's micro batches hold ", token_budget));
+    lengths_.push_back(tokens_.row_length(row));
+    if (static_cast<int64_t>(lengths_.back()) > token_budget_) {
+      throw Error(Reason::kInternal, cat("row ", row, " has ", lengths_.back(),
+                                         " tokens, the plan's micro batches hold ", token_budget_));
     }
   }
-  std::vector<MicroBatch> batches;
-  for (const std::vector<uint32_t>& pack :
-       text::pack_rows(lengths, static_cast<uint64_t>(token_budget))) {
-    MicroBatch& batch = batches.emplace_back();
-    for (const uint32_t i : pack) {
+  packer_.pack(lengths_, static_cast<uint64_t>(token_budget_));
+  if (packer_.num_packs() > batches_.size()) batches_.resize(packer_.num_packs());
+  for (size_t pack = 0; pack < packer_.num_packs(); ++pack) {
+    MicroBatch& batch = batches_[pack];
+    clear(&batch);
+    for (const uint32_t i : packer_.rows(pack)) {
       const uint64_t place = static_cast<uint64_t>(position.index) + i;
       const uint64_t identity =
           random_stream("token_identity", {static_cast<uint64_t>(position.epoch), place});
-      add_row(tokens.row(rows[i]), identity, &batch);
+      add_row(tokens_.row(rows[i]), identity, &batch);
     }
   }
-  return batches;
+  return std::span(batches_).first(packer_.num_packs());
+}
+
+std::vector<MicroBatch> micro_batches(const text::TokenFile& tokens, std::span<const uint32_t> rows,
+                                      const DataPosition& position, int64_t token_budget) {
+  MicroBatcher batcher(tokens, token_budget, static_cast<int64_t>(rows.size()));
+  const std::span<const MicroBatch> batches = batcher.cut(rows, position);
+  return {batches.begin(), batches.end()};
 }
 
 }  // namespace galley::trainer

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/nn/network.h"
+#include "engine/text/packing.h"
 #include "engine/text/token_file.h"
 
 namespace galley::trainer {
@@ -37,18 +38,24 @@ class DataOrder {
   int64_t total_steps(double epochs, int64_t max_steps) const;
   /// Where optimizer step `step` (from 1) begins.
   DataPosition position(int64_t step) const;
-  /// Rows of the global batch that begins at `position`, in order.
-  std::vector<uint32_t> batch(const DataPosition& position);
+  /// Rows of the global batch that begins at `position`, in order; valid until a batch of another
+  /// epoch is asked for. Allocates nothing after the first.
+  std::span<const uint32_t> batch(const DataPosition& position);
   /// All samples of an epoch in their order.
   std::vector<uint32_t> epoch_order(int64_t epoch) const;
 
  private:
+  struct EpochOrder {
+    std::vector<uint32_t> rows, samples, permutation, chosen;  // all but rows: scratch
+  };
+  void fill_epoch_order(int64_t epoch, EpochOrder* order) const;
+
   std::vector<SourceRows> sources_;
   int64_t global_batch_;
   uint64_t seed_;
   int64_t samples_per_epoch_ = 0;
   int64_t cached_epoch_ = -1;
-  std::vector<uint32_t> cached_order_;
+  EpochOrder cached_order_;
 };
 
 /// One micro batch and what it holds.
@@ -57,9 +64,26 @@ struct MicroBatch {
   int64_t num_tokens = 0, num_targets = 0;
 };
 
-/// Cuts a global batch into micro batches of at most `token_budget` tokens, rows never split.
-/// Error(kInternal) for a row beyond the budget: the planner must not choose such a budget.
-/// Token identities for dropout are functions of (epoch, place in the epoch, token).
+/// Cuts global batches into micro batches of at most `token_budget` tokens, rows never split, into
+/// storage that is used again: no step of `max_rows` rows or fewer allocates anything. Keeps the
+/// reference. One owner.
+class MicroBatcher {
+ public:
+  MicroBatcher(const text::TokenFile& tokens, int64_t token_budget, int64_t max_rows);
+  /// Valid until the next call. Error(kInternal) for a row beyond the budget: the planner must not
+  /// choose such a budget. Token identities for dropout are functions of (epoch, place in the
+  /// epoch, token).
+  std::span<const MicroBatch> cut(std::span<const uint32_t> rows, const DataPosition& position);
+
+ private:
+  const text::TokenFile& tokens_;
+  const int64_t token_budget_;
+  std::vector<uint32_t> lengths_;
+  text::RowPacker packer_;
+  std::vector<MicroBatch> batches_;  // those beyond a step's number keep their storage
+};
+
+/// MicroBatcher::cut() for one batch.
 std::vector<MicroBatch> micro_batches(const text::TokenFile& tokens, std::span<const uint32_t> rows,
                                       const DataPosition& position, int64_t token_budget);
 

@@ -55,6 +55,8 @@ class Session {
         tokens_(text::TokenFile::open(assignment.token_file)),
         linears_(model::adapted_linears(config_, spec_.lora)),
         order_(source_rows(tokens_, spec_), spec_.global_batch, spec_.seed),
+        batcher_(tokens_, assignment.micro_batch_tokens,
+                 std::min(spec_.global_batch, order_.samples_per_epoch())),
         schedule_(schedule_of(spec_, order_.total_steps(spec_.epochs, spec_.max_steps))) {
     make_directories(assignment.job_directory);
     sweep_temporaries(assignment.job_directory);
@@ -240,9 +242,8 @@ class Session {
     const Clock::time_point begin = Clock::now();
     const int64_t step = step_ + 1;
     const DataPosition position = order_.position(step);
-    const std::vector<uint32_t> rows = order_.batch(position);
-    const std::vector<MicroBatch> batches =
-        micro_batches(tokens_, rows, position, assignment_.micro_batch_tokens);
+    const std::span<const uint32_t> rows = order_.batch(position);
+    const std::span<const MicroBatch> batches = batcher_.cut(rows, position);
     const OptimizerSettings settings{spec_.beta1, spec_.beta2, spec_.epsilon, spec_.weight_decay,
                                      spec_.clip_norm};
     const double rate = schedule_.at(step);
@@ -311,6 +312,7 @@ class Session {
   const text::TokenFile tokens_;
   const std::vector<model::AdaptedLinear> linears_;
   DataOrder order_;
+  MicroBatcher batcher_;
   const Schedule schedule_;
   CheckpointRecord record_;
   std::vector<std::string> notes_;

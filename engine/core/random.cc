@@ -63,11 +63,17 @@ uint64_t Random::below(uint64_t bound) {
 }
 
 std::vector<uint32_t> random_permutation(uint64_t seed, uint64_t stream, uint32_t count) {
-  std::vector<uint32_t> order(count);
-  std::iota(order.begin(), order.end(), 0u);
-  Random random(seed, stream);
-  for (uint32_t i = count; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+  std::vector<uint32_t> order;
+  random_permutation(seed, stream, count, &order);
   return order;
+}
+
+void random_permutation(uint64_t seed, uint64_t stream, uint32_t count,
+                        std::vector<uint32_t>* order) {
+  order->resize(count);
+  std::iota(order->begin(), order->end(), 0u);
+  Random random(seed, stream);
+  for (uint32_t i = count; i > 1; --i) std::swap((*order)[i - 1], (*order)[random.below(i)]);
 }
 
 }  // namespace galley

@@ -45,5 +45,8 @@ class Random {
 
 /// A permutation of 0 .. count-1 (Fisher-Yates): a pure function of (seed, stream, count).
 std::vector<uint32_t> random_permutation(uint64_t seed, uint64_t stream, uint32_t count);
+/// The same into `order`, whose storage is used again.
+void random_permutation(uint64_t seed, uint64_t stream, uint32_t count,
+                        std::vector<uint32_t>* order);
 
 }  // namespace galley

@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "engine/core/error.h"
 
@@ -75,21 +76,66 @@ void add_wrapped(std::span<const uint32_t> lengths, uint32_t first_row, uint32_t
 
 }  // namespace
 
+RowPacker::RowPacker(size_t max_rows) {
+  packs_.reserve(max_rows);
+  order_.reserve(max_rows);
+  pack_of_.reserve(max_rows);
+  rows_.reserve(max_rows);
+}
+
+/// As Rooms::take() chooses, without its map.
+RowPacker::OpenPack& RowPacker::fullest_with_room(uint64_t length, uint64_t token_budget) {
+  OpenPack* best = nullptr;
+  for (OpenPack& open : packs_) {
+    if (open.room < length) continue;
+    if (best == nullptr || open.room < best->room ||
+        (open.room == best->room && open.turn < best->turn)) {
+      best = &open;
+    }
+  }
+  if (best != nullptr) return *best;
+  packs_.push_back({.room = std::max(token_budget, length)});
+  return packs_.back();
+}
+
+void RowPacker::pack(std::span<const uint32_t> lengths, uint64_t token_budget) {
+  packs_.clear();
+  order_.resize(lengths.size());
+  std::iota(order_.begin(), order_.end(), 0u);
+  std::sort(order_.begin(), order_.end(), [lengths](uint32_t a, uint32_t b) {
+    return lengths[a] != lengths[b] ? lengths[a] > lengths[b] : a < b;
+  });
+  pack_of_.resize(lengths.size());
+  for (const uint32_t row : order_) {
+    if (lengths[row] == 0) break;  // they come last
+    OpenPack& open = fullest_with_room(lengths[row], token_budget);
+    open.room -= lengths[row];
+    open.turn = ++turn_;
+    ++open.end;  // counts its rows for now
+    pack_of_[row] = static_cast<uint32_t>(&open - packs_.data());
+  }
+  size_t begin = 0;
+  for (OpenPack& open : packs_) begin += std::exchange(open.end, begin);
+  rows_.resize(begin);
+  for (uint32_t row = 0; row < lengths.size(); ++row) {
+    if (lengths[row] > 0) rows_[packs_[pack_of_[row]].end++] = row;
+  }
+}
+
+std::span<const uint32_t> RowPacker::rows(size_t pack) const {
+  const size_t begin = pack == 0 ? 0 : packs_[pack - 1].end;
+  return std::span(rows_).subspan(begin, packs_[pack].end - begin);
+}
+
 std::vector<std::vector<uint32_t>> pack_rows(std::span<const uint32_t> lengths,
                                              uint64_t token_budget) {
-  std::vector<uint32_t> order(lengths.size());
-  std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint32_t a, uint32_t b) { return lengths[a] > lengths[b]; });
-  Rooms rooms(token_budget);
+  RowPacker packer;
+  packer.pack(lengths, token_budget);
   std::vector<std::vector<uint32_t>> packs;
-  for (const uint32_t row : order) {
-    if (lengths[row] == 0) continue;
-    const size_t pack = rooms.take(lengths[row]);
-    if (pack == packs.size()) packs.emplace_back();
-    packs[pack].push_back(row);
+  for (size_t i = 0; i < packer.num_packs(); ++i) {
+    const std::span<const uint32_t> rows = packer.rows(i);
+    packs.emplace_back(rows.begin(), rows.end());
   }
-  for (std::vector<uint32_t>& pack : packs) std::sort(pack.begin(), pack.end());
   return packs;
 }
 

@@ -16,6 +16,30 @@ namespace galley::text {
 std::vector<std::vector<uint32_t>> pack_rows(std::span<const uint32_t> lengths,
                                              uint64_t token_budget);
 
+/// pack_rows() for one batch after another: the storage is used again, so that nothing is allocated
+/// once the largest batch has come. One owner.
+class RowPacker {
+ public:
+  /// Storage for batches of so many rows.
+  explicit RowPacker(size_t max_rows = 0);
+  void pack(std::span<const uint32_t> lengths, uint64_t token_budget);
+  size_t num_packs() const { return packs_.size(); }
+  /// Rows of a micro batch, ascending; valid until the next pack().
+  std::span<const uint32_t> rows(size_t pack) const;
+
+ private:
+  struct OpenPack {
+    uint64_t room = 0;
+    uint64_t turn = 0;  // when it got this room
+    size_t end = 0;     // of its rows in rows_
+  };
+  OpenPack& fullest_with_room(uint64_t length, uint64_t token_budget);
+
+  std::vector<OpenPack> packs_;
+  std::vector<uint32_t> order_, pack_of_, rows_;
+  uint64_t turn_ = 0;
+};
+
 /// Tokens [begin, end) of a row.
 struct PackSegment {
   uint32_t row = 0;

@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <x86intrin.h>
 
 #include <cstring>
 #include <set>
@@ -21,12 +20,12 @@ constexpr uint64_t kSpinCycles = 150'000;
 
 /// Waits until `value` differs from `old`: spins, then sleeps in the kernel.
 uint32_t wait_for_change(const std::atomic<uint32_t>& value, uint32_t old, uint64_t spin_cycles) {
-  const uint64_t begin = __rdtsc();
+  const uint64_t begin = __builtin_ia32_rdtsc();
   do {
     const uint32_t now = value.load(std::memory_order_acquire);
     if (now != old) return now;
     __builtin_ia32_pause();
-  } while (__rdtsc() - begin < spin_cycles);
+  } while (__builtin_ia32_rdtsc() - begin < spin_cycles);
   value.wait(old, std::memory_order_acquire);
   return value.load(std::memory_order_acquire);
 }

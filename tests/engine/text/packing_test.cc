@@ -118,6 +118,23 @@ TEST(Packing, every_token_is_packed_once) {
   EXPECT_THROW(pack_segments(std::vector<uint32_t>{1}, 0, PackStrategy::kWrapped), Error);
 }
 
+TEST(Packing, a_packer_used_again_gives_what_a_new_one_gives) {
+  Random random(11, random_stream("packer"));
+  RowPacker packer;
+  for (int round = 0; round < 50; ++round) {
+    std::vector<uint32_t> lengths(random.below(40));
+    for (uint32_t& length : lengths) length = static_cast<uint32_t>(random.below(30));
+    const uint64_t budget = 1 + random.below(60);
+    packer.pack(lengths, budget);
+    const auto expected = pack_rows(lengths, budget);
+    ASSERT_EQ(packer.num_packs(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const auto rows = packer.rows(i);
+      EXPECT_EQ(std::vector<uint32_t>(rows.begin(), rows.end()), expected[i]);
+    }
+  }
+}
+
 TEST(Packing, micro_batches_hold_whole_rows_within_the_budget) {
   Random random(10, random_stream("micro batches"));
   for (int round = 0; round < 200; ++round) {

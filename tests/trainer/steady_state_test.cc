@@ -1,0 +1,185 @@
+// A run's steps after the first few change nothing in the process: no allocation, no thread, no
+// file, no memory. Counted, not timed; operator new and pthread_create are counted for this whole
+// test program.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+
+#include "engine/model/adapter_file.h"
+#include "engine/model/weights.h"
+#include "tests/trainer/toy_job.h"
+#include "trainer/train_step.h"
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define GALLEY_COUNTS_THREADS 1
+#endif
+
+namespace {
+std::atomic<long> num_allocations{0};
+std::atomic<long> num_threads_started{0};
+}  // namespace
+
+// Not inlined: the compiler would see malloc and free behind them and call the pair mismatched.
+__attribute__((noinline)) void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  return std::malloc(size > 0 ? size : 1);
+}
+__attribute__((noinline)) void* operator new(std::size_t size) {
+  if (void* memory = ::operator new(size, std::nothrow)) return memory;
+  throw std::bad_alloc();
+}
+__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
+#ifdef GALLEY_COUNTS_THREADS
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*routine)(void*), void* argument) noexcept {
+  using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  const auto next = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
+  num_threads_started.fetch_add(1, std::memory_order_relaxed);
+  return next(thread, attributes, routine, argument);
+}
+#endif
+
+namespace galley::trainer {
+namespace {
+
+long entries(const char* folder) {
+  return std::distance(std::filesystem::directory_iterator(folder),
+                       std::filesystem::directory_iterator());
+}
+
+/// What a leak of any kind would change.
+struct Counts {
+  long allocations = 0, threads_started = 0;
+  long threads = 0, files = 0;
+  long mapped_pages = 0, resident_pages = 0;
+  size_t heap_bytes = 0;
+
+  static Counts now() {
+    Counts counts;
+    counts.threads = entries("/proc/self/task");
+    counts.files = entries("/proc/self/fd");
+    std::ifstream("/proc/self/statm") >> counts.mapped_pages >> counts.resident_pages;
+    counts.heap_bytes = mallinfo2().uordblks;
+    counts.threads_started = num_threads_started;
+    counts.allocations = num_allocations;  // last: counting allocates
+    return counts;
+  }
+};
+
+/// A toy in training: the parts of a job that a step uses.
+class Toy {
+ public:
+  explicit Toy(int num_threads)
+      : job_(testing::make_toy_job("steady")),
+        config_(model::read_model_config(job_.assignment.spec.model)),
+        weights_(model::ModelWeights::open(job_.assignment.spec.model, config_)),
+        tokens_(text::TokenFile::open(job_.assignment.token_file)),
+        order_({{tokens_.summary().num_rows, 1.5}}, kGlobalBatch, 7),
+        batcher_(tokens_, kTokens, kGlobalBatch),
+        device_(device::HostDevice::create(
+            {.capacity_bytes = uint64_t{256} << 20, .num_threads = num_threads})),
+        stream_(device_->create_stream()),
+        ops_(device_->all_ops(*stream_)),
+        base_(nn::BaseWeights::load(*device_, *stream_, *ops_.linear, config_, weights_,
+                                    DType::kF32)) {
+    model::MemorySettings settings;
+    settings.linears = model::adapted_linears(config_, job_.assignment.spec.lora);
+    settings.micro_batch_tokens = kTokens;
+    settings.micro_batch_rows = kTokens;
+    settings.max_position = kTokens;
+    settings.dropout = true;
+    network_ =
+        nn::TrainNetwork::create(*device_, *stream_, ops_, config_, *base_, settings, 0.1, 3);
+    const auto start = model::initial_adapter(settings.linears, model::LoraInit::kDefault, 1);
+    device_->copy_to_device(*stream_, network_->parameters(), start.data(), 4 * start.size());
+  }
+
+  void step() {
+    const DataPosition position = order_.position(++step_);
+    const auto batches = batcher_.cut(order_.batch(position), position);
+    most_batches_ = std::max(most_batches_, batches.size());
+    train_step(*network_, *ops_.optimizer, batches, {.clip_norm = 1}, step_, 1e-4,
+               [this](size_t) { ++num_micro_batches_; });
+  }
+  void steps_to(int64_t last) {
+    while (step_ < last) step();
+  }
+  int64_t steps_per_epoch() const { return order_.steps_per_epoch(); }
+  size_t most_batches() const { return most_batches_; }
+
+ private:
+  static constexpr int64_t kGlobalBatch = 6, kTokens = 40;
+  testing::ToyJob job_;
+  model::ModelConfig config_;
+  model::ModelWeights weights_;
+  text::TokenFile tokens_;
+  DataOrder order_;
+  MicroBatcher batcher_;
+  std::unique_ptr<device::HostDevice> device_;
+  std::unique_ptr<device::Stream> stream_;
+  device::OpSet ops_;
+  std::unique_ptr<nn::BaseWeights> base_;
+  std::unique_ptr<nn::TrainNetwork> network_;
+  int64_t step_ = 0;
+  size_t most_batches_ = 0, num_micro_batches_ = 0;
+};
+
+TEST(SteadyState, no_step_after_the_first_allocates_or_starts_a_thread_whatever_its_batch) {
+  for (const int threads : {1, 2, 4}) {
+    Toy toy(threads);
+    toy.step();
+    const long allocations = num_allocations, started = num_threads_started;
+    toy.steps_to(5 * toy.steps_per_epoch());  // epochs are ordered anew without allocating, too
+    EXPECT_EQ(num_allocations - allocations, 0) << threads << " threads";
+    EXPECT_EQ(num_threads_started - started, 0) << threads << " threads";
+    EXPECT_GT(toy.most_batches(), 1u);
+  }
+}
+
+TEST(SteadyState, step_1000_finds_what_step_100_left) {
+  Toy toy(2);
+  toy.steps_to(100);
+  Counts::now();  // what counting itself opens for the first time
+  const Counts before = Counts::now();
+  toy.steps_to(1000);
+  const Counts after = Counts::now();
+  // Counting allocates the same each time.
+  const Counts again = Counts::now();
+  EXPECT_EQ(after.allocations - before.allocations, again.allocations - after.allocations);
+  EXPECT_EQ(after.heap_bytes, before.heap_bytes);
+  EXPECT_EQ(after.threads_started, before.threads_started);
+  EXPECT_EQ(after.threads, before.threads);
+  EXPECT_EQ(after.files, before.files);
+  EXPECT_EQ(after.mapped_pages, before.mapped_pages);
+  // The page of a stack may be touched late.
+  EXPECT_LE(after.resident_pages, before.resident_pages + 4);
+}
+
+#ifdef GALLEY_COUNTS_THREADS
+TEST(SteadyState, the_counters_count) {
+  const long allocations = num_allocations, started = num_threads_started;
+  const auto memory = std::make_unique<std::string>(100, 'x');
+  std::thread([] {}).join();
+  EXPECT_GE(num_allocations - allocations, 2);
+  EXPECT_EQ(num_threads_started - started, 1);
+}
+#endif
+
+}  // namespace
+}  // namespace galley::trainer
