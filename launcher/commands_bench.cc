@@ -144,8 +144,8 @@ std::string step_text(const trainer::StepBenchResult& result) {
   text += format("of peak   %.1f %% of %s, read before and after each step (the larger counts)\n",
                  100 * result.product_peak_fraction(), product.c_str());
   if (result.product != result.f32) {
-    text += format("          %.1f %% when adapters and attention count against %s\n",
-                   100 * result.peak_fraction(), device::instruction_name(result.f32).c_str());
+    text += format("          %.1f %% when every part counts against its own instruction\n",
+                   100 * result.peak_fraction());
   }
   text += cat("work      ", flops_text(result.flops), "\n");
   const double saved = result.flops_all_targets.total() - result.flops.total();
@@ -174,10 +174,9 @@ std::string profile_text(const trainer::StepBenchResult& result) {
   for (const device::ProfileRow& row : result.profile) {
     rest -= row.seconds;
     const device::LimitVerdict verdict = device::limit_of(row.seconds, row.work, rates);
-    const double flops = row.work.product_flops + row.work.f32_flops;
     std::vector<std::string> cells = row_of(row.name, row.seconds);
     cells.push_back(format("%.0f", static_cast<double>(row.calls) / steps));
-    cells.push_back(format("%.1f", 1e-9 * flops / row.seconds));
+    cells.push_back(format("%.1f", 1e-9 * row.work.flops() / row.seconds));
     cells.push_back(format("%.1f", 1e-9 * row.work.bytes / row.seconds));
     cells.push_back(format("%.1f %%", 100 * verdict.peak_fraction));
     cells.push_back(format("%.1f %%", 100 * verdict.bandwidth_fraction));

@@ -141,6 +141,7 @@ class StepBench {
       sample.seconds = one_step(i + 2);
       const StepSample after = peaks();
       sample.product_peak = std::max(before.product_peak, after.product_peak);
+      sample.attention_peak = std::max(before.attention_peak, after.attention_peak);
       sample.f32_peak = std::max(before.f32_peak, after.f32_peak);
       result_.samples.push_back(sample);
     }
@@ -191,6 +192,10 @@ class StepBench {
     result_.threads = options_.threads;
     result_.kernels = device_->kernels();
     result_.product = device::product_instruction(result_.kernels, kind);
+    // As the network asks for it: operands may be rounded where the weights are bf16.
+    result_.attention = device::attention_instruction(
+        result_.kernels, kind == device::WeightKind::kBf16 ? device::ProductOperands::kMayRound
+                                                           : device::ProductOperands::kExact);
     result_.f32 = device::f32_instruction(result_.kernels);
     result_.allocated_bytes = device_->allocated_bytes();
     result_.num_tokens = batch_.num_tokens;
@@ -209,6 +214,10 @@ class StepBench {
     sample.product_peak = meter_->operations_per_second(result_.product);
     sample.f32_peak = result_.f32 == result_.product ? sample.product_peak
                                                      : meter_->operations_per_second(result_.f32);
+    sample.attention_peak = result_.attention == result_.product ? sample.product_peak
+                            : result_.attention == result_.f32
+                                ? sample.f32_peak
+                                : meter_->operations_per_second(result_.attention);
     return sample;
   }
 
@@ -303,12 +312,10 @@ void require_bench_memory(const StepBenchOptions& options) {
           " are free; a shorter sequence or bf16 weights need less"));
 }
 
-double StepBenchResult::product_flops() const {
-  return static_cast<double>(num_tokens) * (flops.base_forward + flops.base_backward + flops.head);
-}
-
-double StepBenchResult::f32_flops() const {
-  return static_cast<double>(num_tokens) * (flops.lora + flops.attention);
+device::OpWork StepBenchResult::work() const {
+  const auto tokens = static_cast<double>(num_tokens);
+  return {tokens * (flops.base_forward + flops.base_backward + flops.head),
+          tokens * flops.attention, tokens * flops.lora, 0};
 }
 
 device::Spread StepBenchResult::seconds() const {
@@ -323,24 +330,23 @@ device::Spread StepBenchResult::tokens_per_second() const {
   return {tokens / s.median, tokens / s.highest, tokens / s.lowest};
 }
 
-double StepBenchResult::flops_per_second() const {
-  return (product_flops() + f32_flops()) / seconds().median;
-}
+double StepBenchResult::flops_per_second() const { return work().flops() / seconds().median; }
 
 double StepBenchResult::peak_fraction() const {
   return median_over(samples, [&](const StepSample& s) {
-    return (product_flops() / s.product_peak + f32_flops() / s.f32_peak) / s.seconds;
+    return device::limit_of(s.seconds, work(), {s.product_peak, s.attention_peak, s.f32_peak, 0})
+        .peak_fraction;
   });
 }
 
 double StepBenchResult::product_peak_fraction() const {
-  return median_over(samples, [&](const StepSample& s) {
-    return (product_flops() + f32_flops()) / s.product_peak / s.seconds;
-  });
+  return median_over(
+      samples, [&](const StepSample& s) { return work().flops() / s.product_peak / s.seconds; });
 }
 
 device::MachineRates StepBenchResult::rates() const {
   return {median_over(samples, [](const StepSample& s) { return s.product_peak; }),
+          median_over(samples, [](const StepSample& s) { return s.attention_peak; }),
           median_over(samples, [](const StepSample& s) { return s.f32_peak; }),
           read_bytes_per_second};
 }
@@ -388,7 +394,7 @@ std::vector<device::BenchRecord> profile_records(const std::string& name,
     device::BenchRecord& record = add(row.name, row.seconds);
     const device::LimitVerdict verdict = device::limit_of(row.seconds, row.work, result.rates());
     const bool bytes = verdict.bandwidth_fraction > verdict.peak_fraction;
-    const double amount = bytes ? row.work.bytes : row.work.product_flops + row.work.f32_flops;
+    const double amount = bytes ? row.work.bytes : row.work.flops();
     record.fraction = bytes ? verdict.bandwidth_fraction : verdict.peak_fraction;
     record.limit = device::limit_name(verdict.limit);
     record.rate = 1e-9 * amount / row.seconds;

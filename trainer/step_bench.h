@@ -45,9 +45,11 @@ void require_bench_memory(const StepBenchOptions& options);
 
 struct StepSample {
   double seconds = 0;
-  // Operations per second: the larger of the readings before and after the step.
-  double product_peak = 0;  // of the instruction that products with weights run on
-  double f32_peak = 0;      // of the one that the rest runs on
+  // Operations per second of the instructions that the step's parts run on: the larger of the
+  // readings before and after it.
+  double product_peak = 0;    // products with weights
+  double attention_peak = 0;  // products of attention
+  double f32_peak = 0;        // the rest
 };
 
 struct StepBenchResult {
@@ -55,6 +57,7 @@ struct StepBenchResult {
   int threads = 1;
   device::KernelSet kernels = device::KernelSet::kPortable;
   device::Instruction product = device::Instruction::kMulAddSse2;
+  device::Instruction attention = device::Instruction::kMulAddSse2;
   device::Instruction f32 = device::Instruction::kMulAddSse2;
   std::vector<StepSample> samples;  // at least one
   double read_bytes_per_second = 0;
@@ -66,9 +69,9 @@ struct StepBenchResult {
   model::TokenFlops flops_all_targets;      // had every position a target
   std::vector<device::ProfileRow> profile;  // sums over the samples, the longest first
 
-  /// What a step demands of each instruction: frozen linears and head; adapters and attention.
-  double product_flops() const;
-  double f32_flops() const;
+  /// What a step demands of each instruction: products of frozen linears and head; those of
+  /// attention; those of adapters.
+  device::OpWork work() const;
   device::Spread seconds() const;
   device::Spread tokens_per_second() const;
   double flops_per_second() const;

@@ -43,7 +43,7 @@ double weight_bytes(const WeightHandle& w) {
 }
 
 OpWork row_work(double count, double flops_each, double operands) {
-  return {0, count * flops_each, f32_bytes(count * operands)};
+  return {0, 0, count * flops_each, f32_bytes(count * operands)};
 }
 
 class ProfiledLinear : public LinearOps {
@@ -88,7 +88,7 @@ class ProfiledLinear : public LinearOps {
   /// A product with a weight, and the low-rank part [T, r] times [r, width] that rides along.
   static OpWork weight_product(const ConstMatrix& x, const WeightHandle& w, const LowRank* low_rank,
                                const Matrix& y, Write write, int64_t width) {
-    OpWork work{product(x.rows, w.in, w.out), 0,
+    OpWork work{product(x.rows, w.in, w.out), 0, 0,
                 weight_bytes(w) + f32_bytes(elements(x)) + written(y, write)};
     if (low_rank == nullptr) return work;
     const int64_t rank = low_rank->xa.cols;
@@ -98,7 +98,7 @@ class ProfiledLinear : public LinearOps {
   }
   static OpWork plain_product(const ConstMatrix& a, const ConstMatrix& b, const Matrix& c,
                               int64_t depth, Write write) {
-    return {0, product(c.rows, depth, c.cols),
+    return {0, 0, product(c.rows, depth, c.cols),
             f32_bytes(elements(a) + elements(b)) + written(c, write)};
   }
 
@@ -139,7 +139,7 @@ class ProfiledToken : public TokenOps {
  protected:
   void do_gather_rows(const WeightHandle& table, const int32_t* ids, const Matrix& y) override {
     const double each = table.kind == WeightKind::kBf16 ? 2 : 4;
-    timed(profile_, "embedding", {0, 0, elements(y) * (each + sizeof(float))},
+    timed(profile_, "embedding", {0, 0, 0, elements(y) * (each + sizeof(float))},
           [&] { inner_->gather_rows(table, ids, y); });
   }
   void do_rmsnorm_forward(const ConstMatrix& x, const float* weight, float eps, const Matrix& y,
@@ -201,7 +201,7 @@ class ProfiledAttention : public AttentionOps {
                   const ConstMatrix& q, const ConstMatrix& k, const ConstMatrix& v, const Matrix& o,
                   float* lse) override {
     // Scores and the weighted sum; q and o, k and v.
-    const OpWork work{0, 2 * causal_product(shape, items),
+    const OpWork work{0, 2 * causal_product(shape, items), 0,
                       f32_bytes(2 * query_values(shape, items) + 2 * key_values(shape, items))};
     timed(profile_, "attention forward", work,
           [&] { inner_->forward(shape, items, q, k, v, o, lse); });
@@ -211,7 +211,7 @@ class ProfiledAttention : public AttentionOps {
                    const ConstMatrix& o, const float* lse, const ConstMatrix& d_o, const Matrix& dq,
                    const Matrix& dk, const Matrix& dv) override {
     // Scores again, dV, dP, dQ, dK; q, o, do, dq, and k, v, dk and dv added to.
-    const OpWork work{0, 5 * causal_product(shape, items),
+    const OpWork work{0, 5 * causal_product(shape, items), 0,
                       f32_bytes(4 * query_values(shape, items) + 6 * key_values(shape, items))};
     timed(profile_, "attention backward", work,
           [&] { inner_->backward(shape, items, q, k, v, o, lse, d_o, dq, dk, dv); });
@@ -280,6 +280,7 @@ void Profile::add(std::string_view name, double seconds, const OpWork& work) {
   ++row.calls;
   row.seconds += seconds;
   row.work.product_flops += work.product_flops;
+  row.work.attention_flops += work.attention_flops;
   row.work.f32_flops += work.f32_flops;
   row.work.bytes += work.bytes;
 }
@@ -322,9 +323,10 @@ LimitVerdict limit_of(double seconds, const OpWork& work, const MachineRates& ra
   LimitVerdict verdict;
   if (seconds <= 0) return verdict;
   const auto needed = [](double amount, double rate) { return rate > 0 ? amount / rate : 0; };
-  verdict.peak_fraction =
-      (needed(work.product_flops, rates.product_flops) + needed(work.f32_flops, rates.f32_flops)) /
-      seconds;
+  verdict.peak_fraction = (needed(work.product_flops, rates.product_flops) +
+                           needed(work.attention_flops, rates.attention_flops) +
+                           needed(work.f32_flops, rates.f32_flops)) /
+                          seconds;
   verdict.bandwidth_fraction = needed(work.bytes, rates.bytes) / seconds;
   if (std::max(verdict.peak_fraction, verdict.bandwidth_fraction) < kLatencyFraction) {
     return verdict;

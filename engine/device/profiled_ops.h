@@ -15,11 +15,13 @@
 
 namespace galley::device {
 
-/// What an operation has to do. Arithmetic of f32 operands, and products with packed weights, which
-/// may run on another instruction.
+/// What an operation has to do. Kernels may run products with packed weights, attention's products
+/// and the arithmetic of f32 operands on different instructions.
 struct OpWork {
-  double product_flops = 0, f32_flops = 0;
+  double product_flops = 0, attention_flops = 0, f32_flops = 0;
   double bytes = 0;  // read and written, each operand once
+
+  double flops() const { return product_flops + attention_flops + f32_flops; }
 };
 
 /// Sum over the calls of one kind of operation.
@@ -53,8 +55,9 @@ OpSet profiled(OpSet ops, int64_t vocab, Profile* profile);
 
 /// Rates that a machine allows, per second.
 struct MachineRates {
-  double product_flops = 0, f32_flops = 0;  // of the instructions that the kernels use
-  double bytes = 0;                         // of memory; 0: unknown
+  // Of the instructions that the kernels use for each.
+  double product_flops = 0, attention_flops = 0, f32_flops = 0;
+  double bytes = 0;  // of memory; 0: unknown
 };
 enum class Limit : uint8_t {
   kFlops,      // the arithmetic

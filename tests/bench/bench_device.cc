@@ -30,6 +30,8 @@ constexpr const char* kHelp =
     "  --json               JSON lines\n"
     "  --cpu-time           processor time instead of wall time (hides waiting)\n";
 
+// Operands may be rounded, for kernels that do; others are exact all the same.
+constexpr AttentionShape kHeads = {9, 3, 64, 0.125f, ProductOperands::kMayRound};
 constexpr int kSamples = 5;
 constexpr double kSampleSeconds = 0.015;
 constexpr double kPeakSeconds = 0.004;
@@ -50,7 +52,8 @@ class DeviceBench {
 
   double bandwidth() const { return bandwidth_; }
 
-  /// Kernels that round differ from the best ones in products with bf16 weights only.
+  /// Kernels that round differ from the best ones in these alone: products with bf16 weights,
+  /// attention.
   void all() {
     const bool rounds = kernel_set_rounds(device_->kernels());
     for (const WeightKind kind : {WeightKind::kF32, WeightKind::kBf16}) {
@@ -61,10 +64,9 @@ class DeviceBench {
         linear(shape);
       }
     }
-    if (rounds) return;
-    weight_kind_ = WeightKind::kF32;
-    adapter();
     attention();
+    if (rounds) return;
+    adapter();
     decode();
     rows();
     optimizer();
@@ -90,9 +92,10 @@ class DeviceBench {
     call();
     const int repeats =
         std::clamp(static_cast<int>(kSampleSeconds / (now() - start + 1e-9)), 1, 10000);
-    const Instruction instruction = work.product_flops > 0
-                                        ? product_instruction(device_->kernels(), weight_kind_)
-                                        : f32_instruction(device_->kernels());
+    const Instruction instruction =
+        work.product_flops > 0     ? product_instruction(device_->kernels(), weight_kind_)
+        : work.attention_flops > 0 ? attention_instruction(device_->kernels(), kHeads.operands)
+                                   : f32_instruction(device_->kernels());
     std::vector<double> milliseconds, flop_fractions;
     double before = meter_.operations_per_second(instruction, kPeakSeconds);
     for (int i = 0; i < kSamples; ++i) {
@@ -101,8 +104,7 @@ class DeviceBench {
       const double seconds = (now() - begin) / repeats;
       const double after = meter_.operations_per_second(instruction, kPeakSeconds);
       milliseconds.push_back(1e3 * seconds);
-      flop_fractions.push_back((work.product_flops + work.f32_flops) / seconds /
-                               std::max(before, after));
+      flop_fractions.push_back(work.flops() / seconds / std::max(before, after));
       before = after;
     }
     const double seconds = 1e-3 * spread_of(milliseconds).median;
@@ -115,7 +117,7 @@ class DeviceBench {
     record.value = spread_of(milliseconds);
     record.fraction = bytes ? byte_fraction : flop_fraction;
     record.limit = bytes ? "memory read" : instruction_name(instruction);
-    record.rate = 1e-9 * (bytes ? work.bytes : work.product_flops + work.f32_flops) / seconds;
+    record.rate = 1e-9 * (bytes ? work.bytes : work.flops()) / seconds;
     record.rate_unit = bytes ? "GB/s" : "GF/s";
     record.kernels = kernel_set_name(device_->kernels());
     record.threads = threads_;
@@ -175,7 +177,7 @@ void DeviceBench::linear(const Shape& s) {
     if (s.out > 10000 && m == 1024) continue;  // as long as the others together
     const Matrix xm = matrix(x, m, s.in, s.in + 16), ym = matrix(y, m, s.out, s.out + 16);
     const auto values = static_cast<double>(m * (s.in + s.out));
-    const OpWork work{2.0 * static_cast<double>(m * s.out * s.in), 0,
+    const OpWork work{2.0 * static_cast<double>(m * s.out * s.in), 0, 0,
                       static_cast<double>(bytes) + sizeof(float) * values};
     const std::string name = cat(kind, " M=", m);
     size_t next = 0;
@@ -197,7 +199,7 @@ void DeviceBench::pack(const std::string& shape, const std::vector<WeightHandle>
     const int64_t stored = values * static_cast<int64_t>(dtype_bytes(source));
     size_t next = 0;
     line(cat("pack ", shape, " from ", dtype_name(source)),
-         {0, 0, static_cast<double>(packed + stored)}, [&] {
+         {0, 0, 0, static_cast<double>(packed + stored)}, [&] {
            const size_t i = next++ % weights.size();
            ops_.linear->pack_weight(weights[i], source,
                                     plain.at<std::byte>(i * static_cast<size_t>(stored)), 0,
@@ -212,7 +214,7 @@ void DeviceBench::adapter() {
   const Buffer a = floats(rank * in), b = floats(out * rank), da = floats(rank * in),
                db = floats(out * rank);
   const auto work = [&](int64_t width) {
-    return OpWork{0, 2.0 * static_cast<double>(tokens * width * rank),
+    return OpWork{0, 0, 2.0 * static_cast<double>(tokens * width * rank),
                   4.0 * static_cast<double>(tokens * width + tokens * rank + width * rank)};
   };
   const Matrix xam = matrix(xa, tokens, rank);
@@ -230,8 +232,6 @@ void DeviceBench::adapter() {
   });
 }
 
-constexpr AttentionShape kHeads = {9, 3, 64, 0.125f};
-
 /// Work of `products` products over visible pairs, with these numbers of query and key operands.
 OpWork attention_work(const std::vector<AttentionItem>& items, int products, int query_operands,
                       int key_operands) {
@@ -244,7 +244,7 @@ OpWork attention_work(const std::vector<AttentionItem>& items, int products, int
   }
   const double q_width = kHeads.num_heads * kHeads.head_dim;
   const double kv_width = kHeads.num_kv_heads * kHeads.head_dim;
-  return {0, 2.0 * products * pairs * q_width,
+  return {0, 2.0 * products * pairs * q_width, 0,
           4.0 * (query_operands * queries * q_width + key_operands * keys * kv_width)};
 }
 
@@ -302,7 +302,7 @@ void DeviceBench::rows() {
   const auto hidden = [&](const Buffer& b) { return matrix(b, tokens, h); };
   const auto wide = [&](const Buffer& b) { return matrix(b, tokens, ffn); };
   const auto bytes = [](int operands, int64_t values) {
-    return OpWork{0, 0, 4.0 * operands * static_cast<double>(values)};
+    return OpWork{0, 0, 0, 4.0 * operands * static_cast<double>(values)};
   };
   line("rmsnorm forward 1024x576", bytes(2, tokens * h), [&] {
     ops_.token->rmsnorm_forward(hidden(x), weight.at<float>(0), 1e-5f, hidden(y),
@@ -342,11 +342,11 @@ void DeviceBench::optimizer() {
   AdamWStep step;
   step.learning_rate = 1e-4;
   const double bytes = 4.0 * static_cast<double>(count);
-  line("adamw 4.9M", {0, 0, 7 * bytes}, [&] {
+  line("adamw 4.9M", {0, 0, 0, 7 * bytes}, [&] {
     ops_.optimizer->adamw(w.at<float>(0), g.at<float>(0), m.at<float>(0), v.at<float>(0), count,
                           step);
   });
-  line("sum_of_squares 4.9M", {0, 2.0 * static_cast<double>(count), bytes},
+  line("sum_of_squares 4.9M", {0, 0, 2.0 * static_cast<double>(count), bytes},
        [&] { ops_.optimizer->sum_of_squares(g.at<float>(0), count); });
 }
 

@@ -98,6 +98,13 @@ Instruction f32_instruction(KernelSet kernels) {
   return Instruction::kMulAddSse2;
 }
 
+Instruction attention_instruction(KernelSet kernels, ProductOperands operands) {
+  if (operands == ProductOperands::kMayRound && kernel_set_rounds(kernels)) {
+    return Instruction::kBf16Dot;
+  }
+  return f32_instruction(kernels);
+}
+
 Instruction product_instruction(KernelSet kernels, WeightKind kind) {
   if (kernels == KernelSet::kAvx512Bf16 && kind == WeightKind::kBf16) return Instruction::kBf16Dot;
   return f32_instruction(kernels);

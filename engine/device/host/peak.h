@@ -32,6 +32,8 @@ std::string instruction_name(Instruction instruction);
 bool instruction_usable(Instruction instruction);
 /// What the arithmetic of f32 operands runs on in these kernels (kAuto: the best ones).
 Instruction f32_instruction(KernelSet kernels);
+/// What the products of attention run on.
+Instruction attention_instruction(KernelSet kernels, ProductOperands operands);
 /// What products with weights of this kind run on.
 Instruction product_instruction(KernelSet kernels, WeightKind kind);
 
