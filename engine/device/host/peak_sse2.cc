@@ -1,6 +1,6 @@
 // What baseline x86-64 can reach: a product and a sum, 128 bits wide and not fused; and how fast
 // memory is read.
-#include <emmintrin.h>
+#include <immintrin.h>
 
 #include "engine/device/host/peak_loops.h"
 
