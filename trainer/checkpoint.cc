@@ -23,6 +23,7 @@ namespace galley::trainer {
 namespace {
 
 constexpr uint64_t kBlockBytes = 512;
+constexpr uint64_t kReadBytes = uint64_t{1} << 20;
 constexpr char kMagic[8] = {'G', 'A', 'L', 'L', 'E', 'Y', 'C', 'P'};
 constexpr uint32_t kVersion = 1;
 constexpr const char* kRecordName = "record";
@@ -53,6 +54,19 @@ Block make_block(const std::string& payload_hash, uint64_t payload_bytes) {
   return block;
 }
 
+/// Of the bytes behind the block. They are not touched in the map: a worker's memory would grow by
+/// the size of its checkpoint.
+std::string payload_hash(const MappedFile& file) {
+  std::vector<std::byte> block(kReadBytes);
+  StreamHash hash;
+  for (uint64_t offset = kBlockBytes; offset < file.size(); offset += kReadBytes) {
+    const size_t size = std::min<uint64_t>(kReadBytes, file.size() - offset);
+    file.read(offset, block.data(), size);
+    hash.update(block.data(), size);
+  }
+  return hash.hex();
+}
+
 /// Checks every byte of a checkpoint file.
 Block check_bytes(const std::string& path) {
   const MappedFile file(path);
@@ -75,7 +89,7 @@ Block check_bytes(const std::string& path) {
     broken(path,
            cat("has ", bytes, " bytes behind its head, ", block.payload_bytes, " were written"));
   }
-  const std::string hash = hash128_hex(file.bytes() + kBlockBytes, bytes);
+  const std::string hash = payload_hash(file);
   if (std::memcmp(hash.data(), block.payload_hash, sizeof block.payload_hash) != 0) {
     broken(path, "its checksum is wrong: the file was damaged after it was written");
   }
@@ -149,7 +163,7 @@ void seal(const std::string& path) {
     const MappedFile file(path);
     GALLEY_CHECK(file.size() > kBlockBytes);
     bytes = file.size() - kBlockBytes;
-    hash = hash128_hex(file.bytes() + kBlockBytes, bytes);
+    hash = payload_hash(file);
   }
   const Block block = make_block(hash, bytes);
   const FileDescriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
