@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -283,6 +284,7 @@ def compare(options, folder):
 
 def main(argv):
     options = parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that both sides are ended and the folder is removed
     if not os.access(options.galley, os.X_OK) or not options.galley.is_file():
         print(f"compare_peft: no program {options.galley}; build it with make, or give --galley PATH", file=sys.stderr)
         return 2
