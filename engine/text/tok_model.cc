@@ -27,41 +27,49 @@ void Vocabulary::add(std::string text, int64_t id, const JsonField& where) {
   if (id < 0 || id > kHighestId) {
     where.broken(cat("the id of \"", text, "\" is ", id, "; ids lie within 0 and ", kHighestId));
   }
+  const auto index = static_cast<size_t>(id);
+  if (index < texts_.size() && present_[index]) {
+    where.broken(cat("id ", id, " is given to \"", texts_[index], "\" and to \"", text, "\""));
+  }
+  if (find(text) >= 0) where.broken("the token \"" + text + "\" occurs twice");
+  add(std::move(text), id);
+}
+
+void Vocabulary::add(std::string text, int64_t id) {
   if ((size_ + 1) * 2 > slots_.size()) grow();
-  const size_t index = static_cast<size_t>(id);
+  const auto index = static_cast<size_t>(id);
   if (index >= texts_.size()) {
     texts_.resize(index + 1);
     present_.resize(index + 1);
   }
-  if (present_[index]) {
-    where.broken(cat("id ", id, " is given to \"", texts_[index], "\" and to \"", text, "\""));
-  }
-  if (find(text) >= 0) where.broken("the token \"" + text + "\" occurs twice");
-  const size_t mask = slots_.size() - 1;
-  size_t slot = hash64(text) & mask;
-  while (slots_[slot] >= 0) slot = (slot + 1) & mask;
-  slots_[slot] = static_cast<int32_t>(id);
+  insert(index, hash64(text));
   texts_[index] = std::move(text);
   present_[index] = true;
   ++size_;
 }
 
-void Vocabulary::grow() {
-  slots_.assign(slots_.empty() ? 1024 : slots_.size() * 2, -1);
+void Vocabulary::insert(size_t id, uint64_t hash) {
   const size_t mask = slots_.size() - 1;
+  size_t slot = hash & mask;
+  while (slots_[slot].id >= 0) slot = (slot + 1) & mask;
+  slots_[slot] = {static_cast<int32_t>(id), static_cast<uint32_t>(hash >> 32)};
+}
+
+void Vocabulary::grow() {
+  slots_.assign(slots_.empty() ? 1024 : slots_.size() * 4, Slot{});
   for (size_t id = 0; id < texts_.size(); ++id) {
-    if (!present_[id]) continue;
-    size_t slot = hash64(texts_[id]) & mask;
-    while (slots_[slot] >= 0) slot = (slot + 1) & mask;
-    slots_[slot] = static_cast<int32_t>(id);
+    if (present_[id]) insert(id, hash64(texts_[id]));
   }
 }
 
 int32_t Vocabulary::find(std::string_view text) const {
   if (slots_.empty()) return -1;
   const size_t mask = slots_.size() - 1;
-  for (size_t slot = hash64(text) & mask; slots_[slot] >= 0; slot = (slot + 1) & mask) {
-    if (texts_[static_cast<size_t>(slots_[slot])] == text) return slots_[slot];
+  const uint64_t hash = hash64(text);
+  const auto tag = static_cast<uint32_t>(hash >> 32);
+  for (size_t at = hash & mask; slots_[at].id >= 0; at = (at + 1) & mask) {
+    const Slot& slot = slots_[at];
+    if (slot.tag == tag && texts_[static_cast<size_t>(slot.id)] == text) return slot.id;
   }
   return -1;
 }

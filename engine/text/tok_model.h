@@ -24,6 +24,8 @@ class Vocabulary {
 
   /// `where` is for errors.
   void add(std::string text, int64_t id, const JsonField& where);
+  /// The same for a text and an id that are known to be new and good.
+  void add(std::string text, int64_t id);
   /// The id of `text`, or -1.
   int32_t find(std::string_view text) const;
   /// The string of `id`, or nullptr.
@@ -33,11 +35,16 @@ class Vocabulary {
   size_t id_limit() const { return texts_.size(); }
 
  private:
+  struct Slot {
+    int32_t id = -1;   // -1: free
+    uint32_t tag = 0;  // bits of the hash, so that other texts are rarely compared
+  };
   void grow();
+  void insert(size_t id, uint64_t hash);
 
   std::vector<std::string> texts_;  // by id
   std::vector<bool> present_;       // by id
-  std::vector<int32_t> slots_;      // open addressing over hashes of texts; -1 is free
+  std::vector<Slot> slots_;         // open addressing over hashes of texts
   size_t size_ = 0;
 };
 
