@@ -1,3 +1,5 @@
+#include <iterator>
+
 #include "engine/core/error.h"
 #include "engine/core/strings.h"
 #include "engine/device/host/host_device.h"
@@ -62,6 +64,8 @@ bool kernel_set_usable(KernelSet kernels) {
 }
 
 bool kernel_set_rounds(KernelSet kernels) { return kernels == KernelSet::kAvx512Bf16; }
+
+std::vector<KernelSet> all_kernel_sets() { return {std::begin(kAllSets), std::end(kAllSets)}; }
 
 std::vector<KernelSet> usable_kernel_sets() {
   std::vector<KernelSet> usable;

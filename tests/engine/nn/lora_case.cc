@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "engine/core/error.h"
 #include "engine/core/file.h"
@@ -31,16 +32,18 @@ double scheduled_rate(const LoraCase& lora, int64_t step) {
 
 }  // namespace
 
-LoadedModel::LoadedModel(const std::string& folder, int threads, DType dtype)
+LoadedModel::LoadedModel(const std::string& folder, const LoadOptions& options)
     : config(model::read_model_config(folder)),
       stored(model::ModelWeights::open(folder, config)),
-      rig(threads) {
-  weights = nn::BaseWeights::load(*rig.device, *rig.stream, *rig.ops.linear, config, stored, dtype);
+      rig(options.threads, options.kernels) {
+  weights =
+      nn::BaseWeights::load(*rig.device, *rig.stream, *rig.ops.linear, config, stored,
+                            options.dtype.value_or(nn::default_weight_dtype(config.stored_dtype)));
 }
 
-LoadedModel::LoadedModel(const std::string& folder, int threads)
-    : LoadedModel(folder, threads,
-                  nn::default_weight_dtype(model::read_model_config(folder).stored_dtype)) {}
+bool LoadedModel::rounds() const {
+  return device::kernel_set_rounds(rig.device->kernels()) && weights->dtype() == DType::kBf16;
+}
 
 std::vector<float> logits_of(LoadedModel& loaded, const std::vector<int32_t>& ids,
                              const model::Adapter* adapter, int64_t last, int64_t chunk) {
@@ -209,20 +212,28 @@ LoraRun run_case(LoadedModel& loaded, const LoraCase& lora, const model::Adapter
                     network->second_moments(), count, step);
   }
   run.final_values.assign(network->parameters(), network->parameters() + count);
+  if (lora.order.size() < static_cast<size_t>(lora.total_steps)) return run;
   const GlobalBatch& first = lora.batches[lora.order[0]];
   for (const MicroBatch& micro : first) run.loss_after += network->loss_only(step_of(micro));
   run.loss_after /= static_cast<double>(num_targets(first));
   return run;
 }
 
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+Difference difference(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(a.size(), b.size());
-  double worst = 0;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    const double difference = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
-    if (!(difference <= worst)) worst = difference;
+  Difference result;
+  const size_t count = std::min(a.size(), b.size());
+  for (size_t i = 0; i < count; ++i) {
+    const double gap = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+    if (!(gap <= std::numeric_limits<double>::max())) return {gap, gap};
+    result.largest = std::max(result.largest, gap);
+    result.mean += gap / static_cast<double>(count);
   }
-  return worst;
+  return result;
+}
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  return difference(a, b).largest;
 }
 
 }  // namespace galley::testing

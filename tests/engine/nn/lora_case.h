@@ -2,8 +2,10 @@
 // (normalisation, clipping, schedules) is written here by the formulas of the folders' READMEs.
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,10 +15,17 @@
 
 namespace galley::testing {
 
+struct LoadOptions {
+  int threads = 1;
+  device::KernelSet kernels = device::KernelSet::kAuto;
+  std::optional<DType> dtype;  // of the packed weights; none: as the model is stored
+};
+
 /// A model folder loaded on a device.
 struct LoadedModel {
-  LoadedModel(const std::string& folder, int threads, DType dtype);
-  explicit LoadedModel(const std::string& folder, int threads = 1);
+  explicit LoadedModel(const std::string& folder, const LoadOptions& options = {});
+  /// Products may round their left operand to bf16.
+  bool rounds() const;
   model::ModelConfig config;
   model::ModelWeights stored;
   Rig rig;
@@ -57,12 +66,27 @@ struct LoraStep {
 struct LoraRun {
   std::vector<LoraStep> steps;
   std::vector<float> first_gradients, final_values;
-  double loss_after = 0;  // of the first batch in the order, after the last step
+  double loss_after = 0;  // of the first batch in the order, after the last step of a whole run
 };
 LoraRun run_case(LoadedModel& loaded, const LoraCase& lora, const model::Adapter& adapter,
                  const std::function<void(model::MemorySettings*)>& change = {});
 
-/// Largest absolute difference of two equally long lists.
+/// Largest and mean absolute difference of two equally long lists; infinite when one has a NaN.
+struct Difference {
+  double largest = 0, mean = 0;
+};
+Difference difference(const std::vector<float>& a, const std::vector<float>& b);
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b);
+/// Norm of a - b / norm of b.
+template <typename A, typename B>
+double norm_error(const A* a, const B* b, size_t count) {
+  double error = 0, size = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const double gap = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    error += gap * gap;
+    size += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  return size > 0 ? std::sqrt(error / size) : std::sqrt(error);
+}
 
 }  // namespace galley::testing

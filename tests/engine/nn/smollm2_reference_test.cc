@@ -1,13 +1,15 @@
-// SmolLM2-135M-Instruct against reference/smollm2. About a minute on two cores.
+// SmolLM2-135M-Instruct against reference/smollm2. About two minutes on two cores.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <set>
 
 #include "engine/core/error.h"
 #include "engine/core/file.h"
 #include "engine/model/safetensors.h"
+#include "tests/engine/nn/kernel_sets.h"
 #include "tests/engine/nn/lora_case.h"
 #include "tests/support/reference.h"
 
@@ -27,7 +29,8 @@ class Smollm2ReferenceTest : public ::testing::Test {
  protected:
   static void TearDownTestSuite() { holder().reset(); }
   static LoadedModel& loaded(const std::string& folder) {
-    if (!holder()) holder() = std::make_unique<LoadedModel>(folder, kThreads);
+    if (!holder())
+      holder() = std::make_unique<LoadedModel>(folder, LoadOptions{.threads = kThreads});
     return *holder();
   }
   static std::unique_ptr<LoadedModel>& holder() {
@@ -35,6 +38,50 @@ class Smollm2ReferenceTest : public ::testing::Test {
     return model;
   }
 };
+
+/// How far results may lie from the reference's.
+struct Allowed {
+  // Exact kernels: the column "allow" of ../shared/reference/smollm2/README.md.
+  double logits = 5e-4;
+  double norms = 5e-5;  // of a position, relative
+  double nll = 1e-5;
+  double gradients = 2e-5;    // norm of the error / norm: all stored tensors,
+  double tensor = 1e-4;       // the worst one,
+  double entries = 2e-4;      // and largest error / largest value of a tensor
+  double tensor_norm = 1e-4;  // norm of a gradient, relative
+  double loss = 5e-6;         // of any step, relative
+  double grad_norm = 5e-5;
+  double gap = 1e-3;  // of the final adapters / what training moved
+  double final_logits = 1e-3;
+};
+
+/// Kernels that round the left operand of products with bf16 weights: twice what PyTorch loses with
+/// those operands rounded and nothing else (scripts/rounded_products.py): logits 0.61, norms 0.020,
+/// mean losses 0.0225 (of the prompt with one target), gradients 0.013, of one tensor 0.030,
+/// entries 0.048, norms of gradients 0.014. Losses of batches are means over more targets than the
+/// prompts' are, which lose 0.0088 at most from 18 tokens on.
+Allowed allowed_with_rounding() {
+  return {.logits = 1.25,
+          .norms = 0.04,
+          .nll = 0.045,
+          .gradients = 0.027,
+          .tensor = 0.06,
+          .entries = 0.1,
+          .tensor_norm = 0.028,
+          .loss = 4e-3,
+          .grad_norm = 0.028,
+          .gap = 0.1,
+          .final_logits = 1.25};
+}
+
+Allowed allowed_of(const LoadedModel& model) {
+  if (model.rounds()) return allowed_with_rounding();
+  Allowed allowed;
+  // Without fused multiply-adds every addition of a product brings two roundings. It shows where
+  // the mean is over one target.
+  if (model.rig.device->kernels() == device::KernelSet::kPortable) allowed.nll = 2e-5;
+  return allowed;
+}
 
 struct Norms {
   std::vector<std::vector<double>> rows;  // [tensor][position]
@@ -60,17 +107,15 @@ double mean_nll(const std::vector<float>& logits, const std::vector<int32_t>& id
   return sum / static_cast<double>(ids.size() - 1);
 }
 
-TEST_F(Smollm2ReferenceTest, reference_prompts) {
-  GALLEY_NEED_REFERENCE(reference, "smollm2");
-  GALLEY_NEED_SMOLLM2(folder);
-  LoadedModel& model = loaded(folder);
-  EXPECT_EQ(model.weights->dtype(), DType::kBf16);
+/// Logits, mean losses and norms of those prompts that `wanted` names.
+void check_prompts(LoadedModel& model, const std::string& reference, const Allowed& allowed,
+                   const std::function<bool(const std::string& name)>& wanted, CaseCount* count) {
   const auto vocab = static_cast<size_t>(model.config.vocab_size);
   const auto file = model::SafetensorsFile::open(path_join(reference, "logits.safetensors"));
   const Json prompts = read_json(path_join(reference, "prompts.json"));
-  CaseCount count("smollm2 prompts");
   for (const Json& prompt : prompts.as_array()) {
     const std::string& name = prompt.at("name").as_string();
+    if (!wanted(name)) continue;
     SCOPED_TRACE(name);
     const auto ids = ids_of(prompt.at("ids"));
     const auto length = static_cast<int64_t>(ids.size());
@@ -94,21 +139,32 @@ TEST_F(Smollm2ReferenceTest, reference_prompts) {
       EXPECT_LT(largest_difference({row, row + vocab},
                                    {expected.begin() + static_cast<int64_t>(i * vocab),
                                     expected.begin() + static_cast<int64_t>((i + 1) * vocab)}),
-                5e-4);
+                allowed.logits);
     }
     if (!prompt.at("nll").is_null()) {
-      EXPECT_NEAR(mean_nll(logits, ids, vocab), prompt.at("nll").as_double(), 1e-5);
+      EXPECT_NEAR(mean_nll(logits, ids, vocab), prompt.at("nll").as_double(), allowed.nll);
     }
     if (prompt.at("norms").as_bool()) {
-      const auto wanted = file.find(name + ".norms")->to_f32();
-      ASSERT_EQ(norms.rows.size() * ids.size(), wanted.size());
-      for (size_t i = 0; i < wanted.size(); ++i) {
+      const auto expected_norms = file.find(name + ".norms")->to_f32();
+      ASSERT_EQ(norms.rows.size() * ids.size(), expected_norms.size());
+      for (size_t i = 0; i < expected_norms.size(); ++i) {
         const double norm = norms.rows[i / ids.size()][i % ids.size()];
-        EXPECT_NEAR(norm, wanted[i], 5e-5 * wanted[i]) << "tensor " << i / ids.size();
+        EXPECT_NEAR(norm, expected_norms[i], allowed.norms * expected_norms[i])
+            << "tensor " << i / ids.size();
       }
     }
-    count.pass();
+    count->pass();
   }
+}
+
+TEST_F(Smollm2ReferenceTest, reference_prompts) {
+  GALLEY_NEED_REFERENCE(reference, "smollm2");
+  GALLEY_NEED_SMOLLM2(folder);
+  LoadedModel& model = loaded(folder);
+  EXPECT_EQ(model.weights->dtype(), DType::kBf16);
+  CaseCount count("smollm2 prompts");
+  check_prompts(
+      model, reference, {}, [](const std::string&) { return true; }, &count);
 }
 
 /// Greedy continuations of many prompts at once: prefill one by one, then decode steps in which all
@@ -211,7 +267,7 @@ TEST_F(Smollm2ReferenceTest, reference_greedy_continuations) {
 
 /// Errors of the first gradients: the whole (by norms where only those are stored) and each tensor.
 void check_gradients(const LoraRun& run, const std::vector<model::TrainableTensor>& tensors,
-                     const std::string& folder) {
+                     const std::string& folder, const Allowed& allowed) {
   const auto stored = model::SafetensorsFile::open(path_join(folder, "grads_step1.safetensors"));
   double error = 0, size = 0;
   size_t compared = 0;
@@ -227,13 +283,13 @@ void check_gradients(const LoraRun& run, const std::vector<model::TrainableTenso
       tensor_error += std::pow(static_cast<double>(ours[i]) - values[i], 2);
       tensor_size += std::pow(static_cast<double>(values[i]), 2);
     }
-    EXPECT_LT(std::sqrt(tensor_error), 1e-4 * std::sqrt(tensor_size)) << tensor.name;
-    EXPECT_LT(relative_error(ours, values.data(), values.size()), 2e-4) << tensor.name;
+    EXPECT_LT(std::sqrt(tensor_error), allowed.tensor * std::sqrt(tensor_size)) << tensor.name;
+    EXPECT_LT(relative_error(ours, values.data(), values.size()), allowed.entries) << tensor.name;
     error += tensor_error;
     size += tensor_size;
   }
   EXPECT_EQ(compared, stored.tensors().size());
-  EXPECT_LT(std::sqrt(error), 2e-5 * std::sqrt(size));
+  EXPECT_LT(std::sqrt(error), allowed.gradients * std::sqrt(size));
   const Json norms = read_json(path_join(folder, "grad_norms_step1.json"));
   EXPECT_EQ(norms.as_object().size(), tensors.size());
   for (const model::TrainableTensor& tensor : tensors) {
@@ -242,13 +298,13 @@ void check_gradients(const LoraRun& run, const std::vector<model::TrainableTenso
       sum += std::pow(static_cast<double>(run.first_gradients[tensor.offset + i]), 2);
     }
     const double expected = norms.at(tensor.name).as_double();
-    EXPECT_NEAR(std::sqrt(sum), expected, 1e-4 * expected) << tensor.name;
+    EXPECT_NEAR(std::sqrt(sum), expected, allowed.tensor_norm * expected) << tensor.name;
   }
 }
 
 /// Norm of the difference of the final adapters / norm of what training moved.
-void check_final_adapter(const LoraRun& run, const model::Adapter& start,
-                         const std::string& folder) {
+void check_final_adapter(const LoraRun& run, const model::Adapter& start, const std::string& folder,
+                         const Allowed& allowed) {
   const std::string whole = path_join(folder, "adapter_final/adapter_model.safetensors");
   const auto stored = model::SafetensorsFile::open(
       path_exists(whole) ? whole : path_join(folder, "final_layers.safetensors"));
@@ -266,22 +322,27 @@ void check_final_adapter(const LoraRun& run, const model::Adapter& start,
     }
   }
   EXPECT_EQ(compared, stored.tensors().size());
-  EXPECT_LT(std::sqrt(gap), 1e-3 * std::sqrt(moved));
+  EXPECT_LT(std::sqrt(gap), allowed.gap * std::sqrt(moved));
 }
 
-void check_case(LoadedModel& model, const std::string& folder, const model::Adapter& start) {
-  const LoraRun run = run_case(model, read_smollm2_case(folder), start);
-  check_gradients(run, model::trainable_tensors(start.linears), folder);
+/// The first `max_steps` steps of a case; what its end left behind, when it gets there.
+void check_case(LoadedModel& model, const std::string& folder, const model::Adapter& start,
+                const Allowed& allowed, size_t max_steps = SIZE_MAX) {
+  LoraCase lora = read_smollm2_case(folder);
+  lora.order.resize(std::min(max_steps, lora.order.size()));
+  const LoraRun run = run_case(model, lora, start);
+  check_gradients(run, model::trainable_tensors(start.linears), folder, allowed);
   const Json curve_json = read_json(path_join(folder, "curve.json"));
   const auto& curve = curve_json.as_array();
-  ASSERT_EQ(curve.size(), run.steps.size());
-  for (size_t i = 0; i < curve.size(); ++i) {
+  ASSERT_LE(run.steps.size(), curve.size());
+  for (size_t i = 0; i < run.steps.size(); ++i) {
     const double loss = curve[i].at("loss").as_double(),
                  norm = curve[i].at("grad_norm").as_double();
-    EXPECT_NEAR(run.steps[i].loss, loss, 5e-6 * loss) << "step " << i + 1;
-    EXPECT_NEAR(run.steps[i].grad_norm, norm, 5e-5 * norm) << "step " << i + 1;
+    EXPECT_NEAR(run.steps[i].loss, loss, allowed.loss * loss) << "step " << i + 1;
+    EXPECT_NEAR(run.steps[i].grad_norm, norm, allowed.grad_norm * norm) << "step " << i + 1;
   }
-  check_final_adapter(run, start, folder);
+  if (run.steps.size() < curve.size()) return;
+  check_final_adapter(run, start, folder, allowed);
   model::Adapter trained = start;
   trained.values = run.final_values;
   const auto logits = model::SafetensorsFile::open(path_join(folder, "logits_final.safetensors"));
@@ -292,7 +353,7 @@ void check_case(LoadedModel& model, const std::string& folder, const model::Adap
     ASSERT_NE(expected, nullptr);
     EXPECT_LT(largest_difference(logits_of(model, ids_of(prompts[i].at("ids")), &trained, 1),
                                  expected->to_f32()),
-              1e-3)
+              allowed.final_logits)
         << "prompt " << i;
   }
 }
@@ -316,10 +377,35 @@ TEST_F(Smollm2ReferenceTest, reference_lora_cases) {
       continue;
     }
     EXPECT_FALSE(refused.contains(name)) << "is supported now: take it from the list";
-    check_case(model, path, start);
+    check_case(model, path, start, {});
     count.pass();
   }
 }
+
+/// The tests above take the automatic kernels. Here each row of the table runs what meets every
+/// shape and every kind of product of this model once: all prompts but the longest (its 673 tokens
+/// are half of the work and of no new shape) and one step of the case that adapts everything,
+/// forward and backward. More would show nothing about a kernel that is not shown, at a fraction of
+/// the time, by the toys' whole runs and by the tests of operations against double precision.
+class Smollm2KernelsReferenceTest : public ::testing::TestWithParam<device::KernelSet> {};
+
+TEST_P(Smollm2KernelsReferenceTest, reference_prompts_and_first_gradients) {
+  GALLEY_NEED_KERNELS(GetParam());
+  GALLEY_NEED_REFERENCE(reference, "smollm2");
+  GALLEY_NEED_SMOLLM2(folder);
+  LoadedModel model(folder, {.threads = kThreads, .kernels = GetParam()});
+  const Allowed allowed = allowed_of(model);
+  CaseCount count("smollm2 with " + device::kernel_set_name(GetParam()));
+  check_prompts(
+      model, reference, allowed, [](const std::string& name) { return name != "longest"; }, &count);
+  const std::string path = path_join(reference, "lora/all7_r16");
+  const auto start = model::read_adapter(path_join(path, "adapter_init"), model.config);
+  // The whole loss curve where rounding might add up from step to step.
+  check_case(model, path, start, allowed, model.rounds() ? SIZE_MAX : 1);
+  count.pass();
+}
+
+GALLEY_FOR_KERNEL_SETS(Smollm2KernelsReferenceTest);
 
 }  // namespace
 }  // namespace galley::nn
