@@ -5,6 +5,7 @@
 #include <set>
 #include <sstream>
 
+#include "engine/core/error.h"
 #include "engine/core/json.h"
 #include "engine/core/strings.h"
 #include "engine/device/host/host_device.h"
