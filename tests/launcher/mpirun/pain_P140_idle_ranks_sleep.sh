@@ -1,4 +1,4 @@
-# An idle rank takes below one percent of a core: all but the agent whose worker runs.
+# pain_P140_idle_ranks_sleep: an idle rank takes below one percent of a core: all but the agent whose worker runs.
 . "$(dirname "$0")/common.sh"
 printf 'a 100 200 30\n' > fake
 start 5 --cluster cluster.toml fake
