@@ -233,17 +233,27 @@ std::vector<KernelMeasurement> measure_kernels(std::span<const KernelSet> candid
 KernelSet choose_kernels(std::span<const KernelMeasurement> measured,
                          std::optional<KernelSet> earlier) {
   GALLEY_CHECK(!measured.empty());
-  double fastest = 0;
-  for (const KernelMeasurement& one : measured) fastest = std::max(fastest, one.flops_per_second);
-  std::vector<KernelSet> tied;
+  const KernelMeasurement *exact = nullptr, *rounding = nullptr;  // the fastest of each
   for (const KernelMeasurement& one : measured) {
-    if (one.flops_per_second * kKernelTie >= fastest) tied.push_back(one.kernels);
+    const KernelMeasurement*& best = kernel_set_rounds(one.kernels) ? rounding : exact;
+    if (best == nullptr || one.flops_per_second > best->flops_per_second) best = &one;
   }
-  if (!std::all_of(tied.begin(), tied.end(), kernel_set_rounds)) {
-    std::erase_if(tied, kernel_set_rounds);
+  const bool gains =
+      exact == nullptr ||
+      (rounding != nullptr && rounding->flops_per_second > kKernelTie * exact->flops_per_second);
+  const KernelMeasurement* chosen = gains ? rounding : exact;
+  if (!gains) {
+    for (const KernelMeasurement& one : measured) {
+      const bool wide_enough = one.flops_per_second * kNarrowerGain >= exact->flops_per_second;
+      if (!kernel_set_rounds(one.kernels) && wide_enough) chosen = &one;
+    }
   }
-  if (earlier && std::find(tied.begin(), tied.end(), *earlier) != tied.end()) return *earlier;
-  return tied.back();
+  for (const KernelMeasurement& one : measured) {
+    const bool tied = one.flops_per_second * kKernelTie >= chosen->flops_per_second;
+    if (earlier == one.kernels && tied && (gains || !kernel_set_rounds(one.kernels)))
+      return *earlier;
+  }
+  return chosen->kernels;
 }
 
 std::string compare_kernels(KernelSet chosen, std::span<const KernelMeasurement> measured) {
@@ -257,7 +267,10 @@ std::string compare_kernels(KernelSet chosen, std::span<const KernelMeasurement>
   }
   if (own == nullptr || other == nullptr || other->flops_per_second <= 0) return "";
   const double ratio = own->flops_per_second / other->flops_per_second;
-  return cat(format(ratio < 1.1 ? "%.2f" : "%.1f", ratio), "x ", kernel_set_name(other->kernels));
+  const bool exact_instead = kernel_set_rounds(other->kernels) && !kernel_set_rounds(chosen);
+  const char* excuse = ratio >= 1 ? "" : exact_instead ? ", exact" : other < own ? ", wider" : "";
+  return cat(format(ratio < 1.1 ? "%.2f" : "%.1f", ratio), "x ", kernel_set_name(other->kernels),
+             excuse);
 }
 
 }  // namespace galley::device

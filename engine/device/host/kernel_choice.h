@@ -52,13 +52,17 @@ std::vector<KernelMeasurement> measure_kernels(std::span<const KernelSet> candid
 
 /// Rates that differ by less than this are a tie.
 inline constexpr double kKernelTie = 1.03;
+/// By so much a narrower set's products must be faster: all other operations gain from width.
+inline constexpr double kNarrowerGain = 1.1;
 
-/// The fastest; of a tie those that never round, then the `earlier` choice, then the widest (the
-/// later one in `measured`), whose other operations are faster too. `measured` is not empty.
+/// The fastest, as far as kNarrowerGain lets a narrower set win (`measured` has the narrowest
+/// first). Kernels that round must beat all others by more than a tie; an `earlier` choice that
+/// ties with the new one stays, unless it rounds and the new one does not. `measured` is not empty.
 KernelSet choose_kernels(std::span<const KernelMeasurement> measured,
                          std::optional<KernelSet> earlier);
 
-/// How the chosen compare with the best other ones: "2.1x avx512"; "" without others.
+/// How the chosen compare with the best other ones, and why slower ones were chosen: "2.1x avx512",
+/// "0.98x avx2, wider"; "" without others.
 std::string compare_kernels(KernelSet chosen, std::span<const KernelMeasurement> measured);
 
 }  // namespace galley::device

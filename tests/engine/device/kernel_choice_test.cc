@@ -27,6 +27,9 @@ TEST(KernelChoice, the_fastest_wins) {
       KernelSet::kAvx512);
   EXPECT_EQ(choose_kernels(Measured{{KernelSet::kAvx2, 100}, {KernelSet::kAvx512, 90}}, {}),
             KernelSet::kAvx2);
+  // A few per cent of the products are less than what all other operations gain from width.
+  EXPECT_EQ(choose_kernels(Measured{{KernelSet::kAvx2, 100}, {KernelSet::kAvx512, 92}}, {}),
+            KernelSet::kAvx512);
 }
 
 TEST(KernelChoice, a_tie_goes_to_exact_ones_then_to_the_earlier_then_to_the_widest) {
@@ -62,6 +65,11 @@ TEST(KernelChoice, says_how_the_chosen_compare) {
                             Measured{{KernelSet::kAvx2, 98}, {KernelSet::kAvx512, 100}}),
             "0.98x avx512");
   EXPECT_EQ(compare_kernels(KernelSet::kAvx2, Measured{measured[0]}), "");
+  const Measured close = {
+      {KernelSet::kAvx2, 100}, {KernelSet::kAvx512, 97}, {KernelSet::kAvx512Bf16, 98}};
+  EXPECT_EQ(compare_kernels(KernelSet::kAvx512, close), "0.97x avx2, wider");
+  EXPECT_EQ(compare_kernels(KernelSet::kAvx512, Measured{close[1], close[2]}),
+            "0.99x avx512-bf16, exact");
 }
 
 TEST(KernelChoice, only_allowed_candidates_are_offered) {
