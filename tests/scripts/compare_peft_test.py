@@ -156,6 +156,16 @@ class Verdict(unittest.TestCase):
         self.assertEqual(found["rates"]["peft"], {"targets": 5.0, "tokens": 6.0})
         self.assertEqual(found["padding"], 0.5)
 
+    def test_on_a_busy_machine_cpu_time_decides_where_it_says_less(self):
+        def found(galley_cpu, peft_cpu):
+            one = {"galley": a_round(1.0, 1) | {"cpu_seconds": galley_cpu},
+                   "peft": a_round(4.0, 1) | {"cpu_seconds": peft_cpu}}
+            return compare_peft.figures(a_case(threads=2), {"import_bytes": 1, "versions": {}}, [one], steps=1)
+
+        self.assertEqual((found(2.0, 3.0)["busy"], found(2.0, 3.0)["speed"]), (False, 4.0))
+        self.assertEqual((found(1.0, 1.5)["busy"], found(1.0, 1.5)["speed"]), (True, 1.5))
+        self.assertEqual((found(1.0, 5.0)["busy"], found(1.0, 5.0)["speed"]), (True, 4.0))
+
     def test_codes(self):
         codes = [compare_peft.verdict([found])[0] for found in (
             found_for(), found_for(peft_seconds=1.3), found_for(kind="real"), found_for(kind="real", peft_seconds=3.1),
