@@ -46,6 +46,16 @@ OpWork row_work(double count, double flops_each, double operands) {
   return {0, 0, count * flops_each, f32_bytes(count * operands)};
 }
 
+/// True when the call makes the low-rank activation itself, in an interface that can ask for it.
+template <typename Part>
+bool computes_activation([[maybe_unused]] const Part& part) {
+  if constexpr (requires { part.activation; }) {
+    return part.activation == Part::Activation::kComputed;
+  } else {
+    return false;
+  }
+}
+
 class ProfiledLinear : public LinearOps {
  public:
   ProfiledLinear(std::unique_ptr<LinearOps> inner, int64_t vocab, Profile* profile)
@@ -94,6 +104,10 @@ class ProfiledLinear : public LinearOps {
     const int64_t rank = low_rank->xa.cols;
     work.f32_flops += product(x.rows, rank, width);
     work.bytes += f32_bytes(elements(low_rank->xa) + count_of(rank, width));
+    if (computes_activation(*low_rank)) {
+      work.f32_flops += product(x.rows, x.cols, rank);
+      work.bytes += f32_bytes(count_of(rank, x.cols));
+    }
     return work;
   }
   static OpWork plain_product(const ConstMatrix& a, const ConstMatrix& b, const Matrix& c,
