@@ -5,7 +5,9 @@
 // `panel_outputs` output rows, each panel [in][panel_outputs] (the last panel padded with zeros);
 // bf16 panels are [in / 2][panel_outputs] words of 32 bits: inputs 2i (low half) and 2i + 1 of one
 // output, as dot-product instructions take them and as two shifts widen them (an odd `in` is padded
-// with a zero). panel_outputs == 1 means plain row-major [out][in].
+// with a zero); int8 panels are [in / 4][panel_outputs] words of four inputs (`in` padded to a
+// multiple of 4 with zeros), and behind each panel lie one f32 scale and one i32 sum of the values
+// of every output. panel_outputs == 1 means plain row-major [out][in].
 #pragma once
 
 #include <cstddef>
@@ -43,12 +45,17 @@ constexpr DeviceTraits host_traits(uint64_t capacity_bytes, uint32_t num_threads
   return traits;
 }
 
+/// Scale and sum of one output of an int8 weight.
+constexpr uint64_t kInt8OutputBytes = 8;
+
 /// Bytes of a packed linear weight [out, in]; aligned.
 constexpr uint64_t packed_weight_bytes(const DeviceTraits& traits, DType dtype, uint64_t out,
                                        uint64_t in) {
-  const uint64_t inputs = traits.panel_outputs > 1 && dtype == DType::kBf16 ? round_up(in, 2) : in;
-  return round_up(round_up(out, traits.panel_outputs) * inputs * dtype_bytes(dtype),
-                  traits.alignment_bytes);
+  const bool panels = traits.panel_outputs > 1;
+  uint64_t output_bytes = in * dtype_bytes(dtype);
+  if (panels && dtype == DType::kBf16) output_bytes = round_up(in, 2) * 2;
+  if (dtype == DType::kI8) output_bytes = (panels ? round_up(in, 4) : in) + kInt8OutputBytes;
+  return round_up(round_up(out, traits.panel_outputs) * output_bytes, traits.alignment_bytes);
 }
 
 }  // namespace galley

@@ -2,6 +2,7 @@
 #include "engine/device/ops.h"
 
 #include "engine/core/error.h"
+#include "engine/core/strings.h"
 
 namespace galley::device {
 namespace {
@@ -17,9 +18,9 @@ bool same_shape(const ConstMatrix& a, const ConstMatrix& b) {
 /// The packed weight lies inside its arena.
 bool is_weight(const WeightHandle& w) {
   if (w.arena == nullptr || w.out <= 0 || w.in <= 0) return false;
-  const DType dtype = w.kind == WeightKind::kBf16 ? DType::kBf16 : DType::kF32;
-  const uint64_t bytes = packed_weight_bytes(DeviceTraits{}, dtype, static_cast<uint64_t>(w.out),
-                                             static_cast<uint64_t>(w.in));
+  const uint64_t bytes =
+      packed_weight_bytes(DeviceTraits{}, weight_dtype(w.kind), static_cast<uint64_t>(w.out),
+                          static_cast<uint64_t>(w.in));
   return w.offset_bytes % DeviceTraits{}.alignment_bytes == 0 && bytes <= w.arena->bytes() &&
          w.offset_bytes <= w.arena->bytes() - bytes;
 }
@@ -32,6 +33,11 @@ void LinearOps::pack_weight(const WeightHandle& weight, DType source, const void
   GALLEY_CHECK(source == DType::kF32 || source == DType::kBf16 || source == DType::kF16);
   GALLEY_CHECK(row_begin >= 0 && num_rows >= 0 && row_begin + num_rows <= weight.out);
   GALLEY_CHECK(host_rows != nullptr || num_rows == 0);
+  if (weight.kind == WeightKind::kInt8 && weight.in > kMaxInt8Inputs) {
+    throw Error(Reason::kUnsupported,
+                cat("an int8 weight has at most ", kMaxInt8Inputs, " inputs, this one has ",
+                    weight.in, "; store it as bf16"));
+  }
   do_pack_weight(weight, source, host_rows, row_begin, num_rows);
 }
 

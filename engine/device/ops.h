@@ -30,7 +30,14 @@ struct ConstMatrix {
 };
 
 enum class Write { kSet, kAdd };
-enum class WeightKind : uint8_t { kF32, kBf16 };  // int8 and 4-bit become further kinds
+enum class WeightKind : uint8_t { kF32, kBf16, kInt8 };  // 4-bit becomes a further kind
+/// What the values of a packed weight are stored as.
+constexpr DType weight_dtype(WeightKind kind) {
+  if (kind == WeightKind::kInt8) return DType::kI8;
+  return kind == WeightKind::kBf16 ? DType::kBf16 : DType::kF32;
+}
+/// Inputs of an int8 weight at most: sums of products stay exact in 32 bits.
+constexpr int64_t kMaxInt8Inputs = 65536;
 
 /// A packed linear weight [out, in] inside an arena (form: core/device_traits.h).
 struct WeightHandle {
@@ -53,10 +60,15 @@ class LinearOps {
  public:
   virtual ~LinearOps() = default;
   /// Packs host rows [row_begin, row_begin + num_rows) of a row-major [out, in] tensor of `source`
-  /// dtype (F32, BF16, F16) into the weight. kind kBf16 from F32/F16 rounds to nearest even.
+  /// dtype (F32, BF16, F16) into the weight. kind kBf16 from F32/F16 rounds to nearest even; kInt8
+  /// stores round(w / scale) with scale = largest |w| of the output / 127, and refuses values that
+  /// are not finite (Error(kBadModel)). Error(kUnsupported) where the device has no such weights,
+  /// or for more than kMaxInt8Inputs inputs.
   void pack_weight(const WeightHandle& weight, DType source, const void* host_rows,
                    int64_t row_begin, int64_t num_rows);
-  /// y [T, out] sets/adds x [T, in] W^T + bias (+ low rank: scale * xa b^T when given).
+  /// y [T, out] sets/adds x [T, in] W^T + bias (+ low rank: scale * xa b^T when given). For kInt8
+  /// every row of x is rounded to 255 steps of its largest |x| / 127; the products and their sums
+  /// are exact. A row with a value that is not finite gives NaN.
   void forward(const ConstMatrix& x, const WeightHandle& weight, const LowRank* low_rank,
                const Matrix& y, Write write);
   /// dx [T, in] sets/adds dy [T, out] W (+ xa a when given; scale is NOT applied here, xa is then

@@ -39,7 +39,7 @@ double written(const ConstMatrix& m, Write write) {
 }
 
 double weight_bytes(const WeightHandle& w) {
-  return count_of(w.out, w.in) * (w.kind == WeightKind::kBf16 ? 2 : 4);
+  return count_of(w.out, w.in) * static_cast<double>(dtype_bytes(weight_dtype(w.kind)));
 }
 
 OpWork row_work(double count, double flops_each, double operands) {
@@ -152,7 +152,7 @@ class ProfiledToken : public TokenOps {
 
  protected:
   void do_gather_rows(const WeightHandle& table, const int32_t* ids, const Matrix& y) override {
-    const double each = table.kind == WeightKind::kBf16 ? 2 : 4;
+    const auto each = static_cast<double>(dtype_bytes(weight_dtype(table.kind)));
     timed(profile_, "embedding", {0, 0, 0, elements(y) * (each + sizeof(float))},
           [&] { inner_->gather_rows(table, ids, y); });
   }

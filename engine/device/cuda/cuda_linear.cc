@@ -51,6 +51,10 @@ class CudaLinearOps : public LinearOps {
  protected:
   void do_pack_weight(const WeightHandle& weight, DType source, const void* host_rows,
                       int64_t row_begin, int64_t num_rows) override {
+    if (weight.kind == WeightKind::kInt8) {
+      throw Error(Reason::kUnsupported,
+                  "CUDA devices have no int8 weights; store them as bf16 or f32");
+    }
     const int64_t count = num_rows * weight.in;
     const bool bf16 = weight.kind == WeightKind::kBf16;
     const size_t width = bf16 ? 2 : 4;

@@ -35,13 +35,20 @@ class HostLinearOps final : public LinearOps {
 
  private:
   void multiply(const GemmTask& task);
+  void forward_int8(const ConstMatrix& x, const WeightHandle& weight, const LowRank* low_rank,
+                    const Matrix& y, Write write);
 
   const HostRuntime& runtime_;
 };
 
 void HostLinearOps::do_pack_weight(const WeightHandle& weight, DType source, const void* host_rows,
                                    int64_t row_begin, int64_t num_rows) {
-  pack_host_weight(runtime_, weight, {source, host_rows, row_begin, num_rows});
+  const SourceRows rows = {source, host_rows, row_begin, num_rows};
+  if (weight.kind == WeightKind::kInt8) {
+    pack_host_int8_weight(runtime_, weight, rows);
+  } else {
+    pack_host_weight(runtime_, weight, rows);
+  }
 }
 
 /// Splits rows when every thread gets several register tiles, else columns: then each thread reads
@@ -95,6 +102,7 @@ void set_weight(GemmTask* task, const WeightHandle& weight, BForm f32, BForm bf1
 
 void HostLinearOps::do_forward(const ConstMatrix& x, const WeightHandle& weight,
                                const LowRank* low_rank, const Matrix& y, Write write) {
+  if (weight.kind == WeightKind::kInt8) return forward_int8(x, weight, low_rank, y, write);
   GemmTask task = task_of(x, y, weight.in, write);
   set_weight(&task, weight, BForm::kPanelF32, BForm::kPanelBf16);
   task.bias = weight.bias;
@@ -114,10 +122,19 @@ void HostLinearOps::do_forward(const ConstMatrix& x, const WeightHandle& weight,
   }
 }
 
+void HostLinearOps::forward_int8(const ConstMatrix& x, const WeightHandle& weight,
+                                 const LowRank* low_rank, const Matrix& y, Write write) {
+  multiply_host_int8(runtime_, x, weight, y, write);
+  // The low-rank part stays f32.
+  if (low_rank == nullptr || low_rank->xa.cols == 0) return;
+  do_matmul_nt(low_rank->xa, low_rank->b, low_rank->scale, y, Write::kAdd);
+}
+
 void HostLinearOps::do_backward_input(const ConstMatrix& dy, const WeightHandle& weight,
                                       const LowRank* low_rank, const Matrix& dx, Write write) {
   GemmTask task = task_of(dy, dx, weight.out, write);
   set_weight(&task, weight, BForm::kPanelF32Transposed, BForm::kPanelBf16Transposed);
+  if (weight.kind == WeightKind::kInt8) task.b_form = BForm::kPanelInt8Transposed;
   const bool fused = low_rank != nullptr && low_rank->xa.cols <= kGemmMaxExtension;
   if (fused) {
     task.a2 = low_rank->xa.data;

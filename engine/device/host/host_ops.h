@@ -29,8 +29,9 @@ struct HostRuntime {
   }
 };
 
-/// Inputs of a panel as they are stored: an even number for bf16.
+/// Inputs of a panel as they are stored: an even number for bf16, a multiple of 4 for int8.
 inline int64_t stored_inputs(const WeightHandle& weight) {
+  if (weight.kind == WeightKind::kInt8) return (weight.in + 3) / 4 * 4;
   return weight.kind == WeightKind::kBf16 ? weight.in + weight.in % 2 : weight.in;
 }
 
@@ -46,6 +47,18 @@ struct SourceRows {
 /// also clears the padding behind it.
 void pack_host_weight(const HostRuntime& runtime, const WeightHandle& weight,
                       const SourceRows& rows);
+
+/// The products with int8 weights of a row of the kernel table on this processor.
+const Int8Kernels& int8_kernels(const KernelTable& kernels);
+/// The same for an int8 weight; Error(kBadModel) naming the first row with a value that is not
+/// finite.
+void pack_host_int8_weight(const HostRuntime& runtime, const WeightHandle& weight,
+                           const SourceRows& rows);
+/// y sets/adds x W^T + bias of an int8 weight.
+void multiply_host_int8(const HostRuntime& runtime, const ConstMatrix& x,
+                        const WeightHandle& weight, const Matrix& y, Write write);
+/// `row` of an int8 weight as f32, [in].
+void read_host_int8_row(const WeightHandle& weight, int64_t row, float* to);
 
 // Each keeps the reference; the device outlives its operations.
 std::unique_ptr<LinearOps> make_host_linear_ops(const HostRuntime& runtime);

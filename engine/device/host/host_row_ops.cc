@@ -89,10 +89,10 @@ class HostTokenOps final : public TokenOps {
 void HostTokenOps::do_gather_rows(const WeightHandle& table, const int32_t* ids, const Matrix& y) {
   for (int64_t row = 0; row < y.rows; ++row) GALLEY_CHECK(ids[row] >= 0 && ids[row] < table.out);
   for_rows(runtime_, y, [&](int64_t row) {
-    const int64_t panel = ids[row] / kPanelOutputs, j = ids[row] % kPanelOutputs;
-    const int64_t inputs = table.kind == WeightKind::kBf16 ? (table.in + 1) / 2 * 2 : table.in;
-    const int64_t offset = panel * inputs * kPanelOutputs;
     float* const to = y.data + row * y.stride;
+    if (table.kind == WeightKind::kInt8) return read_host_int8_row(table, ids[row], to);
+    const int64_t panel = ids[row] / kPanelOutputs, j = ids[row] % kPanelOutputs;
+    const int64_t offset = panel * stored_inputs(table) * kPanelOutputs;
     if (table.kind == WeightKind::kF32) {
       const float* from = table.arena->at<float>(table.offset_bytes) + offset + j;
       for (int64_t i = 0; i < table.in; ++i) to[i] = from[i * kPanelOutputs];

@@ -35,12 +35,13 @@ constexpr int64_t kAttentionScratchFloats = 64000;
 
 /// How the second operand B(k, n) of a product lies in memory.
 enum class BForm : uint8_t {
-  kRows,                // b[k * stride + n]
-  kColumns,             // b[n * stride + k]
-  kPanelF32,            // packed weight, n = output, k = input
-  kPanelBf16,           //
-  kPanelF32Transposed,  // packed weight, n = input, k = output
-  kPanelBf16Transposed  //
+  kRows,                 // b[k * stride + n]
+  kColumns,              // b[n * stride + k]
+  kPanelF32,             // packed weight, n = output, k = input
+  kPanelBf16,            //
+  kPanelF32Transposed,   // packed weight, n = input, k = output
+  kPanelBf16Transposed,  //
+  kPanelInt8Transposed   // as f32: value times the scale of its output
 };
 
 /// c(m, n) = init + alpha * sum_k a(m, k) b(k, n) + sum_k2 scale2 * a2(m, k2) b2(k2, n).
@@ -50,7 +51,7 @@ struct GemmTask {
   float alpha = 1.0f;
   BForm b_form = BForm::kRows;
   const void* b = nullptr;
-  int64_t b_stride = 0;  // panels: the number of inputs, even for bf16
+  int64_t b_stride = 0;  // panels: the number of inputs, even for bf16, a multiple of 4 for int8
   int64_t m = 0, n = 0, k = 0;
   const float* a2 = nullptr;  // row-major [m, k2]
   int64_t a2_row = 0;
@@ -78,6 +79,27 @@ struct GemmKernels {
 struct AttentionTurn {
   void (*wait)(const AttentionTurn* turn, int64_t block) = nullptr;
   void (*pass)(const AttentionTurn* turn, int64_t block) = nullptr;
+};
+
+/// c(m, n) = init + a_scale(m) b_scale(n) sum_k qa(m, k) qb(k, n), where qb are the values of a
+/// packed int8 weight and qa = round(a / a_scale) with a_scale(m) = largest |a(m, k)| / 127.
+struct Int8Task {
+  const float* a = nullptr;
+  int64_t a_row = 0;
+  const void* b = nullptr;  // the packed weight (core/device_traits.h)
+  int64_t m = 0, n = 0, k = 0;
+  const float* bias = nullptr;  // [n] or null
+  float* c = nullptr;
+  int64_t c_row = 0;
+  bool add = false;  // init is c (plus bias) rather than the bias alone
+};
+
+struct Int8Kernels {
+  int tile_rows;
+  /// The part [m0, m1) x [n0, n1) of the product, as GemmKernels have it. All instruction sets
+  /// round alike and sum exactly.
+  void (*product)(const Int8Task& task, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
+                  float* scratch);
 };
 
 /// Query rows [0, num_queries) of one run against all keys they see, for `num_heads` query heads
@@ -156,9 +178,13 @@ struct VectorKernels {
 struct KernelTable {
   const char* name;
   GemmKernels gemm;
+  Int8Kernels int8;
   AttentionKernels attention;
   VectorKernels vector;
 };
+
+/// For rows of the table with AVX-512 on a processor that has its int8 dot product too.
+extern const Int8Kernels kInt8KernelsAvx512Vnni;
 
 extern const KernelTable kKernelsPortable;
 extern const KernelTable kKernelsAvx2;

@@ -107,6 +107,10 @@ Instruction attention_instruction(KernelSet kernels, ProductOperands operands) {
 
 Instruction product_instruction(KernelSet kernels, WeightKind kind) {
   if (kernels == KernelSet::kAvx512Bf16 && kind == WeightKind::kBf16) return Instruction::kBf16Dot;
+  const bool wide = f32_instruction(kernels) == Instruction::kFmaAvx512;
+  if (kind == WeightKind::kInt8 && wide && instruction_usable(Instruction::kInt8Dot)) {
+    return Instruction::kInt8Dot;
+  }
   return f32_instruction(kernels);
 }
 
