@@ -126,6 +126,7 @@ int bench(int argc, char** argv) {
   reporter.machine_line("LoRA step, rank 16 on all linears; fraction of the products' peak");
   Acceptance acceptance;
   size_t num_run = 0;
+  bool skipped = false;
   for (const Case& c : cases(arguments)) {
     try {
       const trainer::StepBenchResult result = trainer::bench_step(c.options);
@@ -135,8 +136,10 @@ int bench(int argc, char** argv) {
     } catch (const Error& error) {
       if (error.reason() != Reason::kDoesNotFit) throw;
       reporter.skip(c.name, error.what());
+      skipped = true;
     }
   }
+  if (num_run == 0 && skipped) return reason_traits(Reason::kDoesNotFit).exit_code;
   if (num_run == 0) throw Error(Reason::kUsage, "no case was run; see --help for --filter");
   if (arguments.has("--no-aims") || acceptance.figures.empty()) return 0;
   std::fprintf(arguments.json ? stderr : stdout, "step 135M, sequence 512: %s\n",
