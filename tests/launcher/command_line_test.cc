@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -376,6 +377,91 @@ TEST(CommandLine, rows_that_teach_nothing_are_a_note) {
   EXPECT_EQ(result.code, 0) << result.err;
   expect_in(result.out, "1 of 2 rows is left out: it has no token with loss");
   expect_in(result.out, "rows.jsonl:2");
+}
+
+std::string cluster_file(const std::string& type) {
+  return written("cluster.toml",
+                 cat("[cluster]\nemulate = true\n[[node]]\nnames = \"n1\"\ngpus = [{ type = ", type,
+                     ", count = 1, threads = 1 }]\n"));
+}
+
+TEST(CommandLine, pain_P046_plan_says_that_a_card_without_bf16_computes_in_f32) {
+  const std::map<std::string, std::string> types = {
+      {"t4-16gb", "\"t4-16gb\""},
+      {"v100-32gb", "\"v100-32gb\""},
+      {"rtx2080ti-11gb", "\"rtx2080ti-11gb\""},
+      {"old", "{ name = \"old\", memory = \"8GiB\", bf16_tflops = 0 }"}};
+  for (const auto& [name, type] : types) {
+    const std::string cluster = cluster_file(type);
+    for (const char* precision : {"auto", "f32", "bf16"}) {
+      SCOPED_TRACE(name + " " + precision);
+      const std::string jobs = job_file(cat("precision = \"", precision, "\"\n"));
+      const Result plan = galley({"plan", jobs, "--cluster", cluster});
+      EXPECT_EQ(plan.code, 0) << plan.err;
+      expect_in(plan.out, cat("a: ", name, " has no bf16: "));
+      expect_in(plan.out, "computes in f32");
+      expect_in(plan.out, "adapter in f32");
+      EXPECT_EQ(plan.out.find("instead of precision = \"bf16\"") != std::string::npos,
+                std::string(precision) == "bf16");
+      const Json job = parsed(galley({"plan", jobs, "--cluster", cluster, "--json"}).out)
+                           .at("jobs")
+                           .as_array()
+                           .at(0);
+      EXPECT_FALSE(job.at("may_round_inputs").as_bool());
+      expect_in(job.at("precision_note").as_string(), "has no bf16");
+    }
+  }
+}
+
+TEST(CommandLine, pain_P047_bf16_where_there_is_some_is_planned_without_a_word) {
+  const std::string jobs = job_file("precision = \"bf16\"\n");
+  const Result plan = galley({"plan", jobs, "--cluster", cluster_file("\"a100-40gb\""), "--json"});
+  EXPECT_EQ(plan.code, 0) << plan.err;
+  const Json out = parsed(plan.out);
+  const Json& job = out.at("jobs").as_array().at(0);
+  EXPECT_TRUE(job.at("may_round_inputs").as_bool());
+  EXPECT_EQ(job.at("weights").as_string(), "BF16");
+  EXPECT_EQ(job.at("precision_note").as_string().find("no bf16"), std::string::npos);
+}
+
+TEST(CommandLine, a_pin_that_rounds_needs_a_precision_that_may) {
+  const std::string pin = "plan = { kernels = \"avx512-bf16\" }\n";
+  const Result refused = galley({"validate", job_file("precision = \"f32\"\n" + pin)});
+  EXPECT_EQ(refused.code, 78);
+  expect_in(refused.err, "rounds inputs to bf16");
+  expect_in(refused.err, "precision = \"f32\"");
+  EXPECT_EQ(galley({"validate", job_file("precision = \"bf16\"\n" + pin)}).code, 0);
+  for (const char* kernels : {"portable", "avx2", "avx512"}) {
+    const std::string lines = cat("precision = \"f32\"\nplan = { kernels = \"", kernels, "\" }\n");
+    EXPECT_EQ(galley({"validate", job_file(lines)}).code, 0) << kernels;
+  }
+}
+
+TEST(CommandLine, doctor_times_the_kernels) {
+  const std::string text = galley({"doctor"}).out;
+  const Json out = parsed(galley({"doctor", "--json"}).out);
+  double best = 0;
+  for (const Json& row : out.at("kernels").as_array()) {
+    expect_in(text, row.at("name").as_string());
+    EXPECT_GT(row.at("gflops").as_double(), 0);
+    EXPECT_EQ(row.at("rounds_inputs").as_bool(), row.at("name").as_string() == "avx512-bf16");
+    best = std::max(best, row.at("ratio_to_best").as_double());
+  }
+  EXPECT_EQ(best, 1);
+  expect_in(text, "GF/s");
+}
+
+TEST(CommandLine, generate_never_rounds_unless_told) {
+  const auto logits = [&](const char* precision) {
+    const std::string file = path_join(testing::scratch_directory(precision), "l.safetensors");
+    const Result result = galley({"generate", "--model", kModel, "--prompt", "one foot is",
+                                  "--precision", precision, "--logits", file});
+    EXPECT_EQ(result.code, 0) << result.err;
+    return read_file(file);
+  };
+  EXPECT_EQ(logits("auto"), logits("f32"));
+  logits("bf16");
+  expect_in(galley({"generate", "--help"}).out, "never");
 }
 
 }  // namespace
