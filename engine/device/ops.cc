@@ -25,6 +25,20 @@ bool is_weight(const WeightHandle& w) {
          w.offset_bytes <= w.arena->bytes() - bytes;
 }
 
+bool is_up(const LowRank& low_rank, const WeightHandle& weight) {
+  return is_matrix(low_rank.b) && low_rank.b.rows == weight.out &&
+         low_rank.b.cols == low_rank.xa.cols;
+}
+bool is_down(const LowRank& low_rank, const WeightHandle& weight) {
+  return is_matrix(low_rank.a) && low_rank.a.cols == weight.in &&
+         low_rank.a.rows == low_rank.xa.cols;
+}
+void check_low_rank(const LowRank& low_rank, const WeightHandle& weight, int64_t rows) {
+  GALLEY_CHECK(is_matrix(low_rank.xa) && low_rank.xa.rows == rows);
+  if (low_rank.activation == LowRank::Activation::kGiven) return;
+  GALLEY_CHECK(is_up(low_rank, weight) && is_down(low_rank, weight));
+}
+
 }  // namespace
 
 void LinearOps::pack_weight(const WeightHandle& weight, DType source, const void* host_rows,
@@ -46,9 +60,8 @@ void LinearOps::forward(const ConstMatrix& x, const WeightHandle& weight, const 
   GALLEY_CHECK(is_weight(weight) && is_matrix(x) && is_matrix(y));
   GALLEY_CHECK(x.cols == weight.in && y.cols == weight.out && x.rows == y.rows);
   if (low_rank != nullptr) {
-    GALLEY_CHECK(is_matrix(low_rank->xa) && is_matrix(low_rank->b));
-    GALLEY_CHECK(low_rank->xa.rows == x.rows && low_rank->b.rows == weight.out &&
-                 low_rank->b.cols == low_rank->xa.cols);
+    check_low_rank(*low_rank, weight, x.rows);
+    GALLEY_CHECK(is_up(*low_rank, weight));
   }
   do_forward(x, weight, low_rank, y, write);
 }
@@ -58,9 +71,8 @@ void LinearOps::backward_input(const ConstMatrix& dy, const WeightHandle& weight
   GALLEY_CHECK(is_weight(weight) && is_matrix(dy) && is_matrix(dx));
   GALLEY_CHECK(dy.cols == weight.out && dx.cols == weight.in && dy.rows == dx.rows);
   if (low_rank != nullptr) {
-    GALLEY_CHECK(is_matrix(low_rank->xa) && is_matrix(low_rank->a));
-    GALLEY_CHECK(low_rank->xa.rows == dy.rows && low_rank->a.cols == weight.in &&
-                 low_rank->a.rows == low_rank->xa.cols);
+    check_low_rank(*low_rank, weight, dy.rows);
+    GALLEY_CHECK(is_down(*low_rank, weight));
   }
   do_backward_input(dy, weight, low_rank, dx, write);
 }

@@ -48,11 +48,17 @@ struct WeightHandle {
   const float* bias = nullptr;  // [out] or null
 };
 
-/// The low-rank part that a linear adds: y += (xa * scale) b^T.
+/// The low-rank part of a linear: forward adds scale * xa b^T with xa = x a^T; backward_input adds
+/// xa a, where xa = scale * dy b is the gradient of that activation.
 struct LowRank {
-  ConstMatrix xa;  // [T, r]
-  ConstMatrix b;   // [out, r] for forward; for backward_input pass a [r, in] as `a`
-  ConstMatrix a;   // [r, in]
+  enum class Activation {
+    kGiven,    // xa is read; only b (forward) or a (backward_input) is needed
+    kComputed  // the call sets xa as above, while it has x or dy at hand; a and b are needed
+  };
+  Activation activation = Activation::kGiven;
+  Matrix xa;      // [T, r]
+  ConstMatrix b;  // [out, r]
+  ConstMatrix a;  // [r, in]
   float scale = 1.0f;
 };
 
@@ -71,8 +77,7 @@ class LinearOps {
   /// are exact. A row with a value that is not finite gives NaN.
   void forward(const ConstMatrix& x, const WeightHandle& weight, const LowRank* low_rank,
                const Matrix& y, Write write);
-  /// dx [T, in] sets/adds dy [T, out] W (+ xa a when given; scale is NOT applied here, xa is then
-  /// the gradient of the low-rank activation).
+  /// dx [T, in] sets/adds dy [T, out] W (+ low rank: xa a when given; a given xa has its scale).
   void backward_input(const ConstMatrix& dy, const WeightHandle& weight, const LowRank* low_rank,
                       const Matrix& dx, Write write);
   /// Plain products of f32 matrices, all with alpha:

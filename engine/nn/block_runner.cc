@@ -21,6 +21,15 @@ namespace {
 size_t at(Slot slot) { return static_cast<size_t>(slot); }
 size_t at(Projection projection) { return static_cast<size_t>(projection); }
 
+/// What an adapter adds to a linear; without xa.
+device::LowRank low_rank_of(const AdapterLinear& adapter, const device::WeightHandle& weight) {
+  device::LowRank low_rank;
+  low_rank.a = ConstMatrix(adapter.a, adapter.rank, weight.in, weight.in);
+  low_rank.b = ConstMatrix(adapter.b, weight.out, adapter.rank, adapter.rank);
+  low_rank.scale = adapter.scale;
+  return low_rank;
+}
+
 Matrix rows_of(const Matrix& matrix, int64_t row, int64_t num_rows) {
   return {matrix.data + row * matrix.stride, num_rows, matrix.cols, matrix.stride};
 }
@@ -126,14 +135,13 @@ void BlockRunner::run_linear(const Pass& pass, const BlockOperation& operation) 
     const AdapterRange& range = pass.step.adapters[0];
     const AdapterLinear& adapter = pass.adapter(range, operation.projection);
     if (adapter.rank > 0) {
-      const Matrix xa = pass.low_rank(operation.projection, range, adapter.rank);
-      const ConstMatrix a(adapter.a, adapter.rank, weight.in, weight.in);
-      setup_.ops->linear->matmul_nt(adapter_input(pass, range, operation), a, 1.0f, xa,
-                                    Write::kSet);
-      device::LowRank low_rank;
-      low_rank.xa = xa;
-      low_rank.b = ConstMatrix(adapter.b, weight.out, adapter.rank, adapter.rank);
-      low_rank.scale = adapter.scale;
+      device::LowRank low_rank = low_rank_of(adapter, weight);
+      if (pass.step.dropout > 0) {
+        low_rank.xa = run_low_rank(pass, range, adapter, operation);
+      } else {
+        low_rank.activation = device::LowRank::Activation::kComputed;
+        low_rank.xa = pass.low_rank(operation.projection, range, adapter.rank);
+      }
       setup_.ops->linear->forward(x, weight, &low_rank, y, write);
       return;
     }
@@ -253,37 +261,62 @@ void BlockRunner::backward_of(const Pass& pass, const BlockOperation& operation,
 void BlockRunner::backward_linear(const Pass& pass, const BlockOperation& operation,
                                   bool input_needs, Write write) {
   const device::WeightHandle& weight = setup_.weights->projection(pass.layer, operation.projection);
-  device::LowRank low_rank;
-  const device::LowRank* rides_along = nullptr;
-  for (const AdapterRange& range : pass.step.adapters) {
-    const AdapterLinear& adapter = pass.adapter(range, operation.projection);
-    if (adapter.rank == 0) continue;
-    GALLEY_CHECK(range.num_rows == pass.step.num_tokens);
-    backward_adapter(pass, range, adapter, operation);
-    if (pass.step.dropout > 0) continue;
-    low_rank.xa = matrix(pass.tensors.d_low_rank, range.num_rows, adapter.rank);
-    low_rank.a = ConstMatrix(adapter.a, adapter.rank, weight.in, weight.in);
-    rides_along = &low_rank;
+  const AdapterRange* const range = adapted_range(pass, operation.projection);
+  const AdapterLinear* const adapter =
+      range == nullptr ? nullptr : &pass.adapter(*range, operation.projection);
+  // With dropout the adapter's share of dx passes the mask; a gradient that takes the memory of x
+  // overwrites what dA still needs. Otherwise dxa is computed on the way, and dA after it.
+  const bool shares = pass.step.dropout <= 0;
+  const bool on_the_way =
+      adapter != nullptr && shares && input_needs &&
+      pass.gradient(operation.inputs[0]).data != pass.slot(operation.inputs[0]).data;
+  if (adapter != nullptr && !on_the_way) {
+    backward_activation(pass, *range, *adapter, operation);
+    backward_adapter(pass, *range, *adapter, operation);
   }
   if (!input_needs) return;
-  setup_.ops->linear->backward_input(pass.gradient(operation.output), weight, rides_along,
-                                     pass.gradient(operation.inputs[0]), write);
-  if (pass.step.dropout <= 0) return;
-  for (const AdapterRange& range : pass.step.adapters) {
-    const AdapterLinear& adapter = pass.adapter(range, operation.projection);
-    if (adapter.rank > 0) backward_dropped(pass, range, adapter, operation);
+  device::LowRank low_rank;
+  if (adapter != nullptr && shares) {
+    low_rank = low_rank_of(*adapter, weight);
+    low_rank.xa = matrix(pass.tensors.d_low_rank, range->num_rows, adapter->rank);
+    if (on_the_way) low_rank.activation = device::LowRank::Activation::kComputed;
   }
+  setup_.ops->linear->backward_input(pass.gradient(operation.output), weight,
+                                     low_rank.xa.rows > 0 ? &low_rank : nullptr,
+                                     pass.gradient(operation.inputs[0]), write);
+  if (adapter == nullptr) return;
+  if (on_the_way) backward_adapter(pass, *range, *adapter, operation);
+  if (!shares) backward_dropped(pass, *range, *adapter, operation);
 }
 
-/// Adds dB = scale dy^T xa and dA = dxa^T x; leaves dxa = scale dy B in d_low_rank.
+/// Training has one adapter for all rows, or none.
+const AdapterRange* BlockRunner::adapted_range(const Pass& pass, Projection projection) const {
+  for (const AdapterRange& range : pass.step.adapters) {
+    if (pass.adapter(range, projection).rank == 0) continue;
+    GALLEY_CHECK(range.num_rows == pass.step.num_tokens);
+    return &range;
+  }
+  return nullptr;
+}
+
+/// dxa = scale dy B into d_low_rank.
+void BlockRunner::backward_activation(const Pass& pass, const AdapterRange& range,
+                                      const AdapterLinear& adapter,
+                                      const BlockOperation& operation) {
+  const Matrix dy = rows_of(pass.gradient(operation.output), range.row, range.num_rows);
+  const ConstMatrix b(adapter.b, dy.cols, adapter.rank, adapter.rank);
+  setup_.ops->linear->matmul_nn(dy, b, adapter.scale,
+                                matrix(pass.tensors.d_low_rank, range.num_rows, adapter.rank),
+                                Write::kSet);
+}
+
+/// Adds dB = scale dy^T xa and dA = dxa^T x, with dxa in d_low_rank.
 void BlockRunner::backward_adapter(const Pass& pass, const AdapterRange& range,
                                    const AdapterLinear& adapter, const BlockOperation& operation) {
   device::LinearOps& linear = *setup_.ops->linear;
   const Matrix dy = rows_of(pass.gradient(operation.output), range.row, range.num_rows);
   const Matrix xa = pass.low_rank(operation.projection, range, adapter.rank);
   const Matrix dxa = matrix(pass.tensors.d_low_rank, range.num_rows, adapter.rank);
-  const ConstMatrix b(adapter.b, dy.cols, adapter.rank, adapter.rank);
-  linear.matmul_nn(dy, b, adapter.scale, dxa, Write::kSet);
   const Matrix d_b{adapter.d_b, dy.cols, adapter.rank, adapter.rank};
   linear.matmul_tn(dy, xa, adapter.scale, d_b, Write::kAdd);
   const ConstMatrix x = adapter_input(pass, range, operation);

@@ -104,6 +104,9 @@ class BlockRunner {
                    const model::BlockBackward& needs, std::array<bool, model::kNumSlots>* written);
   void backward_linear(const Pass& pass, const model::BlockOperation& operation, bool input_needs,
                        device::Write write);
+  const AdapterRange* adapted_range(const Pass& pass, model::Projection projection) const;
+  void backward_activation(const Pass& pass, const AdapterRange& range,
+                           const AdapterLinear& adapter, const model::BlockOperation& operation);
   void backward_adapter(const Pass& pass, const AdapterRange& range, const AdapterLinear& adapter,
                         const model::BlockOperation& operation);
   void backward_attention(const Pass& pass);

@@ -80,6 +80,9 @@ class CudaLinearOps : public LinearOps {
 
   void do_forward(const ConstMatrix& x, const WeightHandle& weight, const LowRank* low_rank,
                   const Matrix& y, Write write) override {
+    if (low_rank != nullptr && low_rank->activation == LowRank::Activation::kComputed) {
+      do_matmul_nt(x, low_rank->a, 1.0f, low_rank->xa, Write::kSet);
+    }
     with_weight(x, weight, CUBLAS_OP_T, y, write);
     if (low_rank != nullptr)
       do_matmul_nt(low_rank->xa, low_rank->b, low_rank->scale, y, Write::kAdd);
@@ -88,6 +91,9 @@ class CudaLinearOps : public LinearOps {
 
   void do_backward_input(const ConstMatrix& dy, const WeightHandle& weight, const LowRank* low_rank,
                          const Matrix& dx, Write write) override {
+    if (low_rank != nullptr && low_rank->activation == LowRank::Activation::kComputed) {
+      do_matmul_nn(dy, low_rank->b, low_rank->scale, low_rank->xa, Write::kSet);
+    }
     with_weight(dy, weight, CUBLAS_OP_N, dx, write);
     if (low_rank != nullptr) do_matmul_nn(low_rank->xa, low_rank->a, 1.0f, dx, Write::kAdd);
   }

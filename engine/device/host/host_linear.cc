@@ -34,7 +34,7 @@ class HostLinearOps final : public LinearOps {
                     Write write) override;
 
  private:
-  void multiply(const GemmTask& task);
+  void multiply(GemmTask task);
   void forward_int8(const ConstMatrix& x, const WeightHandle& weight, const LowRank* low_rank,
                     const Matrix& y, Write write);
 
@@ -51,9 +51,27 @@ void HostLinearOps::do_pack_weight(const WeightHandle& weight, DType source, con
   }
 }
 
+/// The product that a task's `down` asks for.
+GemmTask narrow_task(const GemmTask& t) {
+  GemmTask narrow;
+  narrow.a = t.a;
+  narrow.a_row = t.a_row;
+  narrow.a_step = t.a_step;
+  narrow.alpha = t.down_scale;
+  narrow.b_form = t.down_form;
+  narrow.b = t.down;
+  narrow.b_stride = t.down_stride;
+  narrow.m = t.m;
+  narrow.n = t.k2;
+  narrow.k = t.k;
+  narrow.c = t.a2;
+  narrow.c_row = t.a2_row;
+  return narrow;
+}
+
 /// Splits rows when every thread gets several register tiles, else columns: then each thread reads
-/// its own part of the weight only.
-void HostLinearOps::multiply(const GemmTask& t) {
+/// its own part of the weight only, and the narrow product, which all need, goes before.
+void HostLinearOps::multiply(GemmTask t) {
   if (t.m == 0 || t.n == 0) return;
   const GemmKernels& kernels = runtime_.kernels->gemm;
   const int64_t threads = runtime_.pool->size();
@@ -65,6 +83,10 @@ void HostLinearOps::multiply(const GemmTask& t) {
     return;
   }
   const bool by_rows = t.m >= 4 * kernels.tile_rows * wanted || panels < wanted;
+  if (!by_rows && t.down != nullptr) {
+    multiply(narrow_task(t));
+    t.down = nullptr;
+  }
   const int64_t count = by_rows ? t.m : panels;
   const int64_t grain = by_rows ? kernels.tile_rows : 1;
   const int64_t part = round_up_to((count + wanted - 1) / wanted, grain);
@@ -100,26 +122,45 @@ void set_weight(GemmTask* task, const WeightHandle& weight, BForm f32, BForm bf1
   task->b_stride = stored_inputs(weight);
 }
 
+struct PlainOperand {
+  BForm form;  // kRows or kColumns
+  const ConstMatrix& matrix;
+};
+
+/// Adds the low-rank part to the task where it can ride along. `up` multiplies xa, `down` makes it.
+void set_low_rank(GemmTask* task, const LowRank& low_rank, const PlainOperand& up, float scale,
+                  const PlainOperand& down, float down_scale) {
+  task->a2 = low_rank.xa.data;
+  task->a2_row = low_rank.xa.stride;
+  task->k2 = low_rank.xa.cols;
+  task->b2_form = up.form;
+  task->b2 = up.matrix.data;
+  task->b2_stride = up.matrix.stride;
+  task->scale2 = scale;
+  if (low_rank.activation == LowRank::Activation::kGiven) return;
+  task->down_form = down.form;
+  task->down = down.matrix.data;
+  task->down_stride = down.matrix.stride;
+  task->down_scale = down_scale;
+}
+
 void HostLinearOps::do_forward(const ConstMatrix& x, const WeightHandle& weight,
                                const LowRank* low_rank, const Matrix& y, Write write) {
   if (weight.kind == WeightKind::kInt8) return forward_int8(x, weight, low_rank, y, write);
   GemmTask task = task_of(x, y, weight.in, write);
   set_weight(&task, weight, BForm::kPanelF32, BForm::kPanelBf16);
   task.bias = weight.bias;
-  const bool fused = low_rank != nullptr && low_rank->xa.cols <= kGemmMaxExtension;
-  if (fused) {
-    task.a2 = low_rank->xa.data;
-    task.a2_row = low_rank->xa.stride;
-    task.scale2 = low_rank->scale;
-    task.b2_form = BForm::kColumns;
-    task.b2 = low_rank->b.data;
-    task.b2_stride = low_rank->b.stride;
-    task.k2 = low_rank->xa.cols;
+  if (low_rank == nullptr || low_rank->xa.cols == 0) return multiply(task);
+  const LowRank& part = *low_rank;
+  if (part.xa.cols <= kGemmMaxExtension) {
+    set_low_rank(&task, part, {BForm::kColumns, part.b}, part.scale, {BForm::kColumns, part.a}, 1);
+    return multiply(task);
+  }
+  if (part.activation == LowRank::Activation::kComputed) {
+    do_matmul_nt(x, part.a, 1.0f, part.xa, Write::kSet);
   }
   multiply(task);
-  if (low_rank != nullptr && !fused) {
-    do_matmul_nt(low_rank->xa, low_rank->b, low_rank->scale, y, Write::kAdd);
-  }
+  do_matmul_nt(part.xa, part.b, part.scale, y, Write::kAdd);
 }
 
 void HostLinearOps::forward_int8(const ConstMatrix& x, const WeightHandle& weight,
@@ -127,6 +168,9 @@ void HostLinearOps::forward_int8(const ConstMatrix& x, const WeightHandle& weigh
   multiply_host_int8(runtime_, x, weight, y, write);
   // The low-rank part stays f32.
   if (low_rank == nullptr || low_rank->xa.cols == 0) return;
+  if (low_rank->activation == LowRank::Activation::kComputed) {
+    do_matmul_nt(x, low_rank->a, 1.0f, low_rank->xa, Write::kSet);
+  }
   do_matmul_nt(low_rank->xa, low_rank->b, low_rank->scale, y, Write::kAdd);
 }
 
@@ -135,19 +179,17 @@ void HostLinearOps::do_backward_input(const ConstMatrix& dy, const WeightHandle&
   GemmTask task = task_of(dy, dx, weight.out, write);
   set_weight(&task, weight, BForm::kPanelF32Transposed, BForm::kPanelBf16Transposed);
   if (weight.kind == WeightKind::kInt8) task.b_form = BForm::kPanelInt8Transposed;
-  const bool fused = low_rank != nullptr && low_rank->xa.cols <= kGemmMaxExtension;
-  if (fused) {
-    task.a2 = low_rank->xa.data;
-    task.a2_row = low_rank->xa.stride;
-    task.b2_form = BForm::kRows;
-    task.b2 = low_rank->a.data;
-    task.b2_stride = low_rank->a.stride;
-    task.k2 = low_rank->xa.cols;
+  if (low_rank == nullptr || low_rank->xa.cols == 0) return multiply(task);
+  const LowRank& part = *low_rank;
+  if (part.xa.cols <= kGemmMaxExtension) {
+    set_low_rank(&task, part, {BForm::kRows, part.a}, 1, {BForm::kRows, part.b}, part.scale);
+    return multiply(task);
+  }
+  if (part.activation == LowRank::Activation::kComputed) {
+    do_matmul_nn(dy, part.b, part.scale, part.xa, Write::kSet);
   }
   multiply(task);
-  if (low_rank != nullptr && !fused) {
-    do_matmul_nn(low_rank->xa, low_rank->a, 1.0f, dx, Write::kAdd);
-  }
+  do_matmul_nn(part.xa, part.a, 1.0f, dx, Write::kAdd);
 }
 
 void HostLinearOps::do_matmul_nt(const ConstMatrix& a, const ConstMatrix& b, float alpha,

@@ -44,7 +44,8 @@ enum class BForm : uint8_t {
   kPanelInt8Transposed   // as f32: value times the scale of its output
 };
 
-/// c(m, n) = init + alpha * sum_k a(m, k) b(k, n) + sum_k2 scale2 * a2(m, k2) b2(k2, n).
+/// c(m, n) = init + alpha * sum_k a(m, k) b(k, n) + sum_k2 scale2 * a2(m, k2) b2(k2, n), and
+/// before, where `down` is given, a2(m, k2) = down_scale * sum_k a(m, k) down(k, k2).
 struct GemmTask {
   const float* a = nullptr;  // a(m, k) = a[m * a_row + k * a_step]; one of the two is 1
   int64_t a_row = 0, a_step = 1;
@@ -53,13 +54,17 @@ struct GemmTask {
   const void* b = nullptr;
   int64_t b_stride = 0;  // panels: the number of inputs, even for bf16, a multiple of 4 for int8
   int64_t m = 0, n = 0, k = 0;
-  const float* a2 = nullptr;  // row-major [m, k2]
+  float* a2 = nullptr;  // row-major [m, k2]; written only where `down` is given
   int64_t a2_row = 0;
   float scale2 = 1.0f;
   BForm b2_form = BForm::kRows;  // kRows or kColumns
   const float* b2 = nullptr;
   int64_t b2_stride = 0;
-  int64_t k2 = 0;               // at most kGemmMaxExtension
+  int64_t k2 = 0;                  // at most kGemmMaxExtension
+  BForm down_form = BForm::kRows;  // kRows or kColumns
+  const float* down = nullptr;     // null: a2 is there already
+  int64_t down_stride = 0;
+  float down_scale = 1.0f;
   const float* bias = nullptr;  // [n] or null
   float* c = nullptr;
   int64_t c_row = 0;
@@ -69,7 +74,8 @@ struct GemmTask {
 struct GemmKernels {
   int tile_rows;  // partitions of rows in multiples of it leave no ragged tiles
   /// The part [m0, m1) x [n0, n1) of the product; n0 is a multiple of kPanelOutputs, and n1 too or
-  /// n. `scratch`: kGemmScratchFloats, aligned.
+  /// n. Where `down` is given that is all of the columns: a2 is written by whoever has its rows.
+  /// `scratch`: kGemmScratchFloats, aligned.
   void (*gemm)(const GemmTask& task, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
                float* scratch);
 };

@@ -12,9 +12,18 @@ namespace {
 
 constexpr double kRounding = 4e-6;
 
+/// Values of a weight [out, in] that its kind holds exactly.
+Tensor weight_values(WeightKind kind, int64_t out, int64_t in) {
+  Tensor values = Tensor::random(out, in, 11);
+  for (int64_t i = 0; kind == WeightKind::kBf16 && i < out; ++i) {
+    for (int64_t j = 0; j < in; ++j) values(i, j) = bf16_to_f32(f32_to_bf16(values(i, j)));
+  }
+  return values;
+}
+
 /// A weight with its packed copy.
 struct Weight {
-  Tensor plain;  // what the packed values are, exactly
+  Tensor plain;
   Buffer arena;
   Buffer bias;
   WeightHandle handle;
@@ -22,7 +31,7 @@ struct Weight {
 
 std::unique_ptr<Weight> make_weight(TestDevice& t, WeightKind kind, int64_t out, int64_t in,
                                     bool with_bias) {
-  auto result = std::make_unique<Weight>(Weight{Tensor::random(out, in, 11), {}, {}, {}});
+  auto result = std::make_unique<Weight>(Weight{weight_values(kind, out, in), {}, {}, {}});
   Weight& w = *result;
   const DType dtype = kind == WeightKind::kF32 ? DType::kF32 : DType::kBf16;
   const uint64_t bytes = packed_weight_bytes(t.device->traits(), dtype, static_cast<uint64_t>(out),
@@ -35,64 +44,95 @@ std::unique_ptr<Weight> make_weight(TestDevice& t, WeightKind kind, int64_t out,
     w.handle.bias = w.bias.at<float>(0);
   }
   t.ops.linear->pack_weight(w.handle, DType::kF32, w.plain.data(), 0, out);
-  if (kind == WeightKind::kBf16) {
-    for (int64_t i = 0; i < out; ++i) {
-      for (int64_t j = 0; j < in; ++j) w.plain(i, j) = bf16_to_f32(f32_to_bf16(w.plain(i, j)));
-    }
-  }
   return result;
 }
 
-/// `value` of a left operand as a product with such a weight takes it. That results then agree as
-/// closely as those of the exact kernels shows that nothing but this rounding differs.
-double as_taken(const TestDevice& t, WeightKind kind, float value) {
-  const bool rounds = kind == WeightKind::kBf16 && kernel_set_rounds(t.device->kernels());
-  return rounds ? bf16_to_f32(f32_to_bf16(value)) : value;
+/// Whether the left operand of products with such weights is rounded to bf16.
+bool rounds(const TestDevice& t, WeightKind kind) {
+  return kind == WeightKind::kBf16 && kernel_set_rounds(t.device->kernels());
+}
+
+/// `value` as a product takes it. That results then agree as closely as those of exact kernels
+/// shows that nothing but this rounding differs.
+double as_taken(bool rounded, float value) {
+  return rounded ? bf16_to_f32(f32_to_bf16(value)) : value;
+}
+
+/// Adds scale * left right: `left` (i, k) and `right` (k, j) give values.
+template <class Left, class Right>
+void add_product(double scale, int64_t depth, const Left& left, const Right& right, Expected* to) {
+  const int64_t rows = static_cast<int64_t>(to->value.size()) / std::max<int64_t>(to->cols, 1);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < to->cols; ++j) {
+      for (int64_t k = 0; k < depth; ++k) to->add(i, j, scale * left(i, k) * right(k, j));
+    }
+  }
+}
+
+void add_values(const Tensor& values, Expected* to) {
+  for (int64_t i = 0; i < values.rows(); ++i) {
+    for (int64_t j = 0; j < values.cols(); ++j) to->add(i, j, values(i, j));
+  }
 }
 
 struct Shape {
   int64_t tokens, in, out, lora_rank;
 };
-const Shape kShapes[] = {{1, 1, 1, 0},      {1, 33, 31, 3},    {3, 17, 100, 2},  {5, 64, 32, 8},
-                         {8, 100, 33, 16},  {12, 31, 65, 64},  {13, 257, 17, 1}, {25, 48, 96, 5},
-                         {64, 33, 70, 16},  {100, 96, 64, 31}, {200, 65, 40, 4}, {255, 20, 33, 2},
-                         {7, 700, 37, 9},   {31, 40, 1200, 6}, {9, 1153, 66, 0}, {3, 30, 50, 300},
-                         {301, 70, 130, 5}, {40, 2401, 33, 3}, {37, 33, 1290, 2}};
+const Shape kShapes[] = {
+    {1, 1, 1, 0},     {1, 33, 31, 3},   {3, 17, 100, 2},   {5, 64, 32, 8},      {8, 100, 33, 16},
+    {12, 31, 65, 64}, {13, 257, 17, 1}, {25, 48, 96, 5},   {64, 33, 70, 16},    {100, 96, 64, 31},
+    {200, 65, 40, 4}, {255, 20, 33, 2}, {7, 700, 37, 9},   {270, 1200, 33, 16}, {31, 40, 1200, 6},
+    {9, 1153, 66, 0}, {3, 30, 50, 300}, {301, 70, 130, 5}, {40, 2401, 33, 3},   {37, 33, 1290, 2}};
 
-class LinearTest : public ::testing::TestWithParam<WeightKind> {};
+using Activation = LowRank::Activation;
 
-TEST_P(LinearTest, forward_equals_double_precision) {
-  for_every_device([](TestDevice& t) {
-    for (const Shape& s : kShapes) {
-      SCOPED_TRACE(::testing::Message()
-                   << s.tokens << " x " << s.in << " -> " << s.out << " r " << s.lora_rank);
-      for (const bool with_bias : {false, true}) {
-        const auto weight = make_weight(t, GetParam(), s.out, s.in, with_bias);
-        const Weight& w = *weight;
-        const Tensor x = Tensor::random(s.tokens, s.in, 5, 1.0f, 3);
-        const Tensor xa = Tensor::random(s.tokens, s.lora_rank, 6, 1.0f, 1);
-        const Tensor b = Tensor::random(s.out, s.lora_rank, 7, 1.0f, 2);
-        LowRank low_rank;
-        low_rank.xa = xa.view();
-        low_rank.b = b.view();
-        low_rank.scale = 0.75f;
-        const Write write = with_bias ? Write::kAdd : Write::kSet;
-        Tensor y = Tensor::random(s.tokens, s.out, 8, 1.0f, 5);
-        Expected expected(s.tokens, s.out);
-        for (int64_t i = 0; i < s.tokens; ++i) {
-          for (int64_t j = 0; j < s.out; ++j) {
-            if (write == Write::kAdd) expected.add(i, j, y(i, j));
-            if (with_bias) expected.add(i, j, w.handle.bias[j]);
-            for (int64_t k = 0; k < s.in; ++k) {
-              expected.add(i, j, as_taken(t, GetParam(), x(i, k)) * w.plain(j, k));
-            }
-            for (int64_t k = 0; k < s.lora_rank; ++k) {
-              expected.add(i, j, 0.75 * double{xa(i, k)} * b(j, k));
-            }
-          }
+/// Of a narrow product that may have rounded both its operands.
+constexpr double kRoundedTwice = 1.0 / 256;
+
+class LinearTest : public ::testing::TestWithParam<WeightKind> {
+ protected:
+  /// A call with and without low rank, given and computed, setting and adding, on one shape.
+  void check_forward(const Shape& s);
+  void check_backward(const Shape& s);
+};
+
+void LinearTest::check_forward(const Shape& s) {
+  const Tensor plain = weight_values(GetParam(), s.out, s.in);
+  const Tensor x = Tensor::random(s.tokens, s.in, 5, 1.0f, 3);
+  const Tensor given = Tensor::random(s.tokens, s.lora_rank, 6, 1.0f, 1);
+  const Tensor a = Tensor::random(s.lora_rank, s.in, 9, 1.0f, 5);
+  const Tensor b = Tensor::random(s.out, s.lora_rank, 7, 1.0f, 2);
+  const Tensor start = Tensor::random(s.tokens, s.out, 8, 1.0f, 5);
+  Expected activation(s.tokens, s.lora_rank), exact(s.tokens, s.out), rounded = exact;
+  const auto weight = [&](int64_t k, int64_t j) { return plain(j, k); };
+  const auto input = [&](int64_t i, int64_t k) { return double{x(i, k)}; };
+  add_product(1, s.in, input, weight, &exact);
+  add_product(
+      1, s.in, [&](int64_t i, int64_t k) { return as_taken(true, x(i, k)); }, weight, &rounded);
+  add_product(
+      1, s.in, input, [&](int64_t k, int64_t j) { return a(j, k); }, &activation);
+  for_every_device([&](TestDevice& t) {
+    for (const Activation kind : {Activation::kGiven, Activation::kComputed}) {
+      for (const Write write : {Write::kSet, Write::kAdd}) {
+        const bool with_bias = write == Write::kAdd;
+        const auto w = make_weight(t, GetParam(), s.out, s.in, with_bias);
+        Tensor xa = given, y = start;
+        const LowRank low_rank = {kind, xa.matrix(), b.view(), a.view(), 0.75f};
+        t.ops.linear->forward(x.view(), w->handle, s.lora_rank > 0 ? &low_rank : nullptr,
+                              y.matrix(), write);
+        if (s.lora_rank > 0 && kind == Activation::kComputed) {
+          expect_near(xa, activation, rounds(t, GetParam()) ? kRoundedTwice : kRounding);
+        } else {
+          EXPECT_TRUE(xa.same_bits(given));
         }
-        t.ops.linear->forward(x.view(), w.handle, s.lora_rank > 0 ? &low_rank : nullptr, y.matrix(),
-                              write);
+        Expected expected = rounds(t, GetParam()) ? rounded : exact;
+        if (write == Write::kAdd) add_values(start, &expected);
+        for (int64_t i = 0; with_bias && i < s.tokens; ++i) {
+          for (int64_t j = 0; j < s.out; ++j) expected.add(i, j, w->handle.bias[j]);
+        }
+        add_product(
+            0.75, s.lora_rank, [&](int64_t i, int64_t k) { return double{xa(i, k)}; },
+            [&](int64_t k, int64_t j) { return b(j, k); }, &expected);
         expect_near(y, expected, kRounding);
         if (::testing::Test::HasFailure()) return;
       }
@@ -100,41 +140,63 @@ TEST_P(LinearTest, forward_equals_double_precision) {
   });
 }
 
-TEST_P(LinearTest, backward_input_equals_double_precision_and_ignores_bias_and_scale) {
-  for_every_device([](TestDevice& t) {
-    for (const Shape& s : kShapes) {
-      SCOPED_TRACE(::testing::Message()
-                   << s.tokens << " x " << s.out << " -> " << s.in << " r " << s.lora_rank);
+TEST_P(LinearTest, forward_equals_double_precision) {
+  for (const Shape& s : kShapes) {
+    SCOPED_TRACE(::testing::Message()
+                 << s.tokens << " x " << s.in << " -> " << s.out << " r " << s.lora_rank);
+    check_forward(s);
+    if (HasFailure()) return;
+  }
+}
+
+void LinearTest::check_backward(const Shape& s) {
+  constexpr float kScale = 3.0f;
+  const Tensor plain = weight_values(GetParam(), s.out, s.in);
+  const Tensor dy = Tensor::random(s.tokens, s.out, 5, 1.0f, 2);
+  const Tensor given = Tensor::random(s.tokens, s.lora_rank, 6);
+  const Tensor a = Tensor::random(s.lora_rank, s.in, 7, 1.0f, 4);
+  const Tensor b = Tensor::random(s.out, s.lora_rank, 9, 1.0f, 1);
+  const Tensor start = Tensor::random(s.tokens, s.in, 8, 1.0f, 1);
+  Expected activation(s.tokens, s.lora_rank), exact(s.tokens, s.in), rounded = exact;
+  const auto weight = [&](int64_t k, int64_t j) { return plain(k, j); };
+  const auto input = [&](int64_t i, int64_t k) { return double{dy(i, k)}; };
+  add_product(1, s.out, input, weight, &exact);
+  add_product(
+      1, s.out, [&](int64_t i, int64_t k) { return as_taken(true, dy(i, k)); }, weight, &rounded);
+  add_product(
+      kScale, s.out, input, [&](int64_t k, int64_t j) { return b(k, j); }, &activation);
+  for_every_device([&](TestDevice& t) {
+    const auto w = make_weight(t, GetParam(), s.out, s.in, true);
+    for (const Activation kind : {Activation::kGiven, Activation::kComputed}) {
       for (const Write write : {Write::kSet, Write::kAdd}) {
-        const auto weight = make_weight(t, GetParam(), s.out, s.in, true);
-        const Weight& w = *weight;
-        const Tensor dy = Tensor::random(s.tokens, s.out, 5, 1.0f, 2);
-        const Tensor xa = Tensor::random(s.tokens, s.lora_rank, 6);
-        const Tensor a = Tensor::random(s.lora_rank, s.in, 7, 1.0f, 4);
-        LowRank low_rank;
-        low_rank.xa = xa.view();
-        low_rank.a = a.view();
-        low_rank.scale = 100.0f;
-        Tensor dx = Tensor::random(s.tokens, s.in, 8, 1.0f, 1);
-        Expected expected(s.tokens, s.in);
-        for (int64_t i = 0; i < s.tokens; ++i) {
-          for (int64_t j = 0; j < s.in; ++j) {
-            if (write == Write::kAdd) expected.add(i, j, dx(i, j));
-            for (int64_t k = 0; k < s.out; ++k) {
-              expected.add(i, j, as_taken(t, GetParam(), dy(i, k)) * w.plain(k, j));
-            }
-            for (int64_t k = 0; k < s.lora_rank; ++k) {
-              expected.add(i, j, double{xa(i, k)} * a(k, j));
-            }
-          }
-        }
-        t.ops.linear->backward_input(dy.view(), w.handle, s.lora_rank > 0 ? &low_rank : nullptr,
+        Tensor dxa = given, dx = start;
+        const LowRank low_rank = {kind, dxa.matrix(), b.view(), a.view(), kScale};
+        t.ops.linear->backward_input(dy.view(), w->handle, s.lora_rank > 0 ? &low_rank : nullptr,
                                      dx.matrix(), write);
+        if (s.lora_rank > 0 && kind == Activation::kComputed) {
+          expect_near(dxa, activation, rounds(t, GetParam()) ? kRoundedTwice : kRounding);
+        } else {
+          EXPECT_TRUE(dxa.same_bits(given));
+        }
+        Expected expected = rounds(t, GetParam()) ? rounded : exact;
+        if (write == Write::kAdd) add_values(start, &expected);
+        add_product(
+            1, s.lora_rank, [&](int64_t i, int64_t k) { return double{dxa(i, k)}; },
+            [&](int64_t k, int64_t j) { return a(k, j); }, &expected);
         expect_near(dx, expected, kRounding);
         if (::testing::Test::HasFailure()) return;
       }
     }
   });
+}
+
+TEST_P(LinearTest, backward_input_equals_double_precision_and_ignores_bias) {
+  for (const Shape& s : kShapes) {
+    SCOPED_TRACE(::testing::Message()
+                 << s.tokens << " x " << s.out << " -> " << s.in << " r " << s.lora_rank);
+    check_backward(s);
+    if (HasFailure()) return;
+  }
 }
 
 TEST_P(LinearTest, infinity_and_nan_stay_in_their_rows_and_outputs) {
@@ -194,7 +256,7 @@ TEST_P(LinearTest, left_operands_are_rounded_to_nearest_even_or_not_at_all) {
       t.ops.linear->forward(x.view(), weight->handle, nullptr, y.matrix(), Write::kSet);
       for (int64_t i = 0; i < tokens; ++i) {
         for (int64_t j = 0; j < count; ++j) {
-          EXPECT_EQ(y(i, j), as_taken(t, GetParam(), values[j])) << values[j];
+          EXPECT_EQ(y(i, j), as_taken(rounds(t, GetParam()), values[j])) << values[j];
         }
       }
     }
@@ -337,6 +399,11 @@ TEST(Linear, wrong_shapes_are_our_mistakes) {
   EXPECT_THROW(ops.forward(x.view(), w.handle, nullptr, y.matrix(), Write::kSet), Error);
   EXPECT_THROW(ops.forward(x.view(), w.handle, nullptr, small.matrix(), Write::kSet), Error);
   EXPECT_THROW(ops.matmul_nn(x.view(), x.view(), 1.0f, good.matrix(), Write::kSet), Error);
+  Tensor xa(4, 3), up(10, 3);
+  LowRank low_rank = {Activation::kGiven, xa.matrix(), up.view(), {}, 1.0f};
+  EXPECT_NO_THROW(ops.forward(x.view(), w.handle, &low_rank, good.matrix(), Write::kSet));
+  low_rank.activation = Activation::kComputed;
+  EXPECT_THROW(ops.forward(x.view(), w.handle, &low_rank, good.matrix(), Write::kSet), Error);
   WeightHandle outside = w.handle;
   outside.offset_bytes = w.arena.bytes() - 64;
   EXPECT_THROW(ops.forward(x.view(), outside, nullptr, good.matrix(), Write::kSet), Error);
