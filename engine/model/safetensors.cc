@@ -17,6 +17,7 @@ namespace {
 
 // The format's own limit of the header.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+constexpr uint64_t kCheckBytes = uint64_t{1} << 20;
 constexpr std::string_view kLfsMark = "version https://git-lfs.github.com/spec";
 static_assert(std::endian::native == std::endian::little, "tensor files are little-endian");
 
@@ -276,15 +277,26 @@ std::string make_header(const std::vector<TensorToWrite>& tensors,
   return text;
 }
 
+/// In pieces beside the map, so that the check does not take the file's size of memory.
+bool same_bytes(const StoredTensor& stored, const void* written) {
+  std::vector<std::byte> piece(std::min(stored.num_bytes, kCheckBytes));
+  const auto* bytes = static_cast<const std::byte*>(written);
+  for (uint64_t begin = 0; begin < stored.num_bytes; begin += kCheckBytes) {
+    const uint64_t size = std::min(kCheckBytes, stored.num_bytes - begin);
+    stored.read(begin, piece.data(), size);
+    if (std::memcmp(piece.data(), bytes + begin, size) != 0) return false;
+  }
+  return true;
+}
+
 void check_written(const std::string& temporary, const std::vector<TensorToWrite>& tensors,
                    const std::vector<uint64_t>& sizes) {
   const SafetensorsFile file = SafetensorsFile::open(temporary);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const StoredTensor* tensor = file.find(tensors[i].name);
-    const bool same =
-        tensor != nullptr && tensor->dtype == tensors[i].dtype &&
-        tensor->shape == tensors[i].shape && tensor->num_bytes == sizes[i] &&
-        (sizes[i] == 0 || std::memcmp(tensor->bytes, tensors[i].bytes, sizes[i]) == 0);
+    const bool same = tensor != nullptr && tensor->dtype == tensors[i].dtype &&
+                      tensor->shape == tensors[i].shape && tensor->num_bytes == sizes[i] &&
+                      same_bytes(*tensor, tensors[i].bytes);
     if (!same) {
       throw Error(Reason::kIo, cat(temporary, ": tensor ", tensors[i].name,
                                    " was read back different from what was written"));
