@@ -103,6 +103,9 @@ class ProfiledLinear : public LinearOps {
     if (low_rank == nullptr) return work;
     const int64_t rank = low_rank->xa.cols;
     work.f32_flops += product(x.rows, rank, width);
+    if (low_rank->activation == LowRank::Activation::kComputed) {
+      work.f32_flops += product(x.rows, x.cols, rank);
+    }
     work.bytes += f32_bytes(elements(low_rank->xa) + count_of(rank, width));
     if (computes_activation(*low_rank)) {
       work.f32_flops += product(x.rows, x.cols, rank);
