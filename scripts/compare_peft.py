@@ -222,8 +222,8 @@ def figures(case, start, rounds, steps):
     first = rounds[0]
     return {
         "case": case["name"], "kind": case["kind"], "speed": min(speed, cpu_speed) if busy else speed,
-        "busy": busy, "core_share": cores / case["threads"], "wall_speed": speed, "ratios": ratios, "cpu_speed": cpu_speed,
-        "cpu_ratios": cpu_ratios,
+        "busy": busy, "core_share": cores / case["threads"], "wall_speed": speed, "ratios": ratios,
+        "cpu_speed": cpu_speed, "cpu_ratios": cpu_ratios,
         "rates": {side: {what: rate(side, what) for what in ("targets", "tokens")} for side in ("galley", "peft")},
         "padding": 1 - tokens / positions, "peak_bytes": peak, "memory": peak["galley"] / peak["peft"],
         "peft_settings": {key: case[key] for key in ("attention", "weights")},
@@ -240,7 +240,8 @@ def report(found):
         f"{found['wall_speed']:.2f}x ({min(found['ratios']):.2f} to {max(found['ratios']):.2f}), by CPU time "
         f"{found['cpu_speed']:.2f}x ({min(found['cpu_ratios']):.2f} to {max(found['cpu_ratios']):.2f})")
     if found["busy"]:
-        say(f"  other work was running here, galley had {found['core_share']:.0%} of its cores: the lesser ratio counts")
+        say(f"  other work was running here, galley had {found['core_share']:.0%} of its cores: the lesser ratio "
+            "counts")
     say(f"  tokens/s          galley {rates['galley']['tokens']:.0f}, PEFT {rates['peft']['tokens']:.0f}; "
         f"{found['padding']:.0%} of PEFT's positions are padding")
     say(f"  peak memory       galley {peak['galley'] / 1e6:.0f} MB (planned {found['planned_bytes'] / 1e6:.0f}; "
