@@ -343,6 +343,12 @@ TEST(MpirunLineTest, outside_slurm_inside_slurm_and_with_own_hosts) {
   options.num_ranks = 0;
   options.mpirun_options = {"--host", "a,b"};
   EXPECT_EQ(line(false).find(" -n "), std::string::npos);
+  EXPECT_EQ(line(false).find("--oversubscribe"), std::string::npos);  // the hosts have their slots
+  options.mpirun_options = {"-np", "3"};
+  EXPECT_NE(line(false).find("--oversubscribe"), std::string::npos);
+  EXPECT_EQ(line(true).find("--oversubscribe"), std::string::npos);
+  options.mpirun_options = {"-np", "2"};
+  EXPECT_EQ(line(false).find("--oversubscribe"), std::string::npos);
 }
 
 TEST(ProgressTest, launch_records_are_told_from_other_lines) {
