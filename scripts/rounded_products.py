@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What rounding the left operand of products with bf16 weights costs, measured without galley.
 
-The reference models run in PyTorch with bf16 weights, once exactly and once with the inputs of
-every linear of the base model (forward) and the gradients of its outputs (backward) rounded to
-bf16; sums stay wide. That is what the kernels "avx512-bf16" do; the allowances of tests/engine/nn
-come from the figures printed here. Needs torch, transformers and peft.
+The reference models run in PyTorch with bf16 weights, once exactly and once with these operands
+rounded to bf16: the inputs of every linear of the base model (forward), the gradients of its
+outputs (backward), and both sides of every product of attention. Sums stay wide. That is what the
+kernels "avx512-bf16" do; the allowances of tests/engine/nn come from the figures printed here.
+Needs torch, transformers and peft.
 
   scripts/rounded_products.py toys REFERENCE/toys/NAME ...       float64
   scripts/rounded_products.py smollm2 MODEL REFERENCE/smollm2    float32
@@ -15,20 +16,49 @@ import types
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
+
+
+def rounded(x):
+    return x.float().bfloat16().to(x.dtype)
 
 
 class RoundedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight):
         ctx.save_for_backward(weight)
-        return x.float().bfloat16().to(x.dtype) @ weight.T
+        return rounded(x) @ weight.T
 
     @staticmethod
     def backward(ctx, gradient):
         (weight,) = ctx.saved_tensors
-        return gradient.float().bfloat16().to(gradient.dtype) @ weight, None
+        return rounded(gradient) @ weight, None
+
+
+class RoundedBoth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(rounded(a), rounded(b))
+        return rounded(a) @ rounded(b)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        a, b = ctx.saved_tensors
+        gradient = rounded(gradient)
+        return gradient @ b.transpose(-1, -2), a.transpose(-1, -2) @ gradient
+
+
+def rounded_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **_):
+    groups = module.num_key_value_groups
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = RoundedBoth.apply(query, key.transpose(-1, -2)) * scaling
+    hidden = torch.full(scores.shape[-2:], float("-inf"), dtype=scores.dtype).triu(1)
+    weights = torch.softmax(scores + hidden, dim=-1)
+    return RoundedBoth.apply(weights, value).transpose(1, 2).contiguous(), weights
+
+
+AttentionInterface.register("rounded", rounded_attention)
 
 
 def rounded_forward(linear, x):
@@ -36,8 +66,9 @@ def rounded_forward(linear, x):
     return y if linear.bias is None else y + linear.bias
 
 
-def load(folder, dtype, adapter=None, rounded=False):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+def load(folder, dtype, adapter=None, rounds=False):
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="rounded" if rounds else "eager")
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
@@ -45,7 +76,7 @@ def load(folder, dtype, adapter=None, rounded=False):
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter, is_trainable=True).to(dtype)
     for name, module in model.named_modules():
-        if rounded and isinstance(module, torch.nn.Linear) and "lora_" not in name:
+        if rounds and isinstance(module, torch.nn.Linear) and "lora_" not in name:
             module.forward = types.MethodType(rounded_forward, module)
     return model
 
@@ -84,17 +115,17 @@ def norm(tensors):
 
 
 def compare_runs(name, start, runs):
-    (losses, exact), (rounded_losses, rounded) = runs["result"]
-    gaps = {key: rounded[key] - exact[key] for key in exact}
+    (losses, exact), (other_losses, other) = runs["result"]
+    gaps = {key: other[key] - exact[key] for key in exact}
     worst = max(float(gaps[k].norm() / exact[k].norm()) for k in exact)
     entry = max(float(gaps[k].abs().max() / exact[k].abs().max()) for k in exact)
-    lengths = max(abs(float(rounded[k].norm() / exact[k].norm()) - 1) for k in exact)
+    lengths = max(abs(float(other[k].norm() / exact[k].norm()) - 1) for k in exact)
     whole = norm(gaps.values()) / norm(exact.values())
-    curve = [abs(a - b) for a, b in zip(losses, rounded_losses)]
-    relative = max(abs(a - b) / a for a, b in zip(losses, rounded_losses))
-    one, other = runs["final"]
+    curve = [abs(a - b) for a, b in zip(losses, other_losses)]
+    relative = max(abs(a - b) / a for a, b in zip(losses, other_losses))
+    one, two = runs["final"]
     moved = norm(one[k] - start[k] for k in one)
-    gap = norm(other[k] - one[k] for k in one) / moved
+    gap = norm(two[k] - one[k] for k in one) / moved
     print(f"{name}: gradients: all {whole:.4f}, worst tensor {worst:.4f}, entry {entry:.4f}, norm "
           f"{lengths:.4f}; losses: first {curve[0]:.5f}, worst {max(curve):.5f} (relative "
           f"{relative:.6f}), last {curve[-1]:.5f}; final adapters {gap:.4f}", flush=True)
@@ -102,8 +133,8 @@ def compare_runs(name, start, runs):
 
 def train_both(name, folder, dtype, adapter, batches, order, rate, optimizer):
     results, finals, start = [], [], None
-    for rounded in (False, True):
-        model = load(folder, dtype, adapter, rounded)
+    for rounds in (False, True):
+        model = load(folder, dtype, adapter, rounds)
         start = start or {k: p.detach().clone() for k, p in trained(model).items()}
         results.append(run(model, batches, order, rate, optimizer))
         finals.append({k: p.detach() for k, p in trained(model).items()})
@@ -111,11 +142,11 @@ def train_both(name, folder, dtype, adapter, batches, order, rate, optimizer):
 
 
 def logits_both(name, folder, dtype, prompts):
-    exact, rounded = load(folder, dtype), load(folder, dtype, rounded=True)
+    exact, rounding = load(folder, dtype), load(folder, dtype, rounds=True)
     for label, ids in prompts:
         with torch.no_grad():
             one = exact(torch.tensor([ids]), output_hidden_states=True)
-            other = rounded(torch.tensor([ids]), output_hidden_states=True)
+            other = rounding(torch.tensor([ids]), output_hidden_states=True)
         gap = (other.logits - one.logits).abs()
         norms = max(float((b.norm(dim=-1) / a.norm(dim=-1) - 1).abs().max())
                     for a, b in zip(one.hidden_states, other.hidden_states))

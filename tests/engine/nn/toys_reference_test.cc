@@ -43,12 +43,13 @@ struct Allowed {
   double margin = 0;  // greedy steps with less between the two best are not compared
 };
 
-/// Kernels that round the left operand of products with bf16 weights. What that costs was measured
-/// apart from these kernels: scripts/rounded_products.py runs the toys in PyTorch, in float64 with
-/// nothing but those operands rounded, and loses 0.32 to 0.75 of what the reference measured for
-/// the logits of the whole model cast to bf16 (largest; mean: 0.37 to 0.62), at most 0.029 of the
-/// norm of a gradient, 0.038 of its largest entry, 0.006 of the first loss, 0.020 of any later one
-/// (where the loss falls fastest; 0.009 after the last step).
+/// Kernels that round the left operand of products with bf16 weights, and both operands of
+/// attention. What that costs was measured apart from these kernels: scripts/rounded_products.py
+/// runs the toys in PyTorch, in float64 with nothing but those operands rounded. It loses 0.66 to
+/// 1.17 of what the reference measured for the logits of the whole model cast to bf16 and a shorter
+/// row (largest; mean: 0.61 to 0.79). With attention exact it loses at most 0.029 of the norm of a
+/// gradient, 0.038 of its largest entry, 0.006 of the first loss, 0.020 of any later one (where the
+/// loss falls fastest; 0.009 after the last step). About twice that is allowed.
 Allowed allowed_with_rounding(const LoadedModel& loaded, const std::string& golden) {
   const Json measured = read_json(path_join(golden, "measured.json"));
   // One rounding moves a value by 2^-9 of itself at most; errors of products in a row add up like
@@ -57,11 +58,11 @@ Allowed allowed_with_rounding(const LoadedModel& loaded, const std::string& gold
   const double products = 4.0 * static_cast<double>(loaded.config.num_layers);
   Allowed allowed;
   allowed.hidden = 2.0 / 512 * std::sqrt(products);
-  allowed.logits = 0.9 * measured.at("logits_bf16_vs_f64_max_abs_len17").as_double();
-  allowed.mean_logits = 0.75 * measured.at("logits_bf16_vs_f64_mean_abs_len17").as_double();
-  allowed.gradient_norms = 0.04;
-  allowed.gradients = 0.05;
-  allowed.first_loss = 0.01;
+  allowed.logits = 1.5 * measured.at("logits_bf16_vs_f64_max_abs_len17").as_double();
+  allowed.mean_logits = measured.at("logits_bf16_vs_f64_mean_abs_len17").as_double();
+  allowed.gradient_norms = 0.06;
+  allowed.gradients = 0.08;
+  allowed.first_loss = 0.015;
   allowed.curve = 0.04;
   allowed.margin = 2 * allowed.logits;
   return allowed;
