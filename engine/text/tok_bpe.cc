@@ -18,41 +18,67 @@ struct Merge {
   int32_t id = -1;
 };
 
-// (left id, right id) -> merge; open addressing.
+// (left id, right id) -> merge; open addressing. Most pairs that are asked for do not merge: for
+// nearly all of them a few bits say so, which stay in the caches where the table does not.
 class MergeTable {
  public:
   explicit MergeTable(size_t count) {
-    size_t slots = 16;
+    size_t slots = 32;
     while (slots < count + count / 2) slots *= 2;
     slots_.resize(slots);
+    pairs_.reserve(count);
     shift_ = 64 - __builtin_ctzll(slots);
+    may_merge_.resize(slots / 16);  // four bits a slot
   }
   // A pair that is listed again takes its later rank.
   void put(int32_t left, int32_t right, Merge merge) {
-    Slot* slot = find(key(left, right));
-    *slot = {key(left, right), merge};
+    const uint64_t hash = hash_of(left, right);
+    const size_t at = find(left, right, hash);
+    may_merge_[hash >> (shift_ + 4)] |= bit_of(hash);
+    if (slots_[at].index == kFree) {
+      slots_[at] = {tag_of(hash), static_cast<uint32_t>(pairs_.size())};
+      pairs_.push_back({left, right, merge});
+    } else {
+      pairs_[slots_[at].index].merge = merge;
+    }
   }
-  const Merge& get(int32_t left, int32_t right) const { return find(key(left, right))->merge; }
+  Merge get(int32_t left, int32_t right) const {
+    const uint64_t hash = hash_of(left, right);
+    if ((may_merge_[hash >> (shift_ + 4)] & bit_of(hash)) == 0) return {};
+    const uint32_t index = slots_[find(left, right, hash)].index;
+    return index == kFree ? Merge{} : pairs_[index].merge;
+  }
 
  private:
-  static constexpr uint64_t kFree = UINT64_MAX;
+  static constexpr uint32_t kFree = UINT32_MAX;
   struct Slot {
-    uint64_t key = kFree;
+    uint32_t tag = 0;  // bits of the hash
+    uint32_t index = kFree;
+  };
+  struct Pair {
+    int32_t left, right;
     Merge merge;
   };
-  static uint64_t key(int32_t left, int32_t right) {
-    return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+  static uint64_t hash_of(int32_t left, int32_t right) {
+    const uint64_t key =
+        static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+    return key * 0x9E3779B97F4A7C15u;
   }
-  const Slot* find(uint64_t wanted) const {
-    size_t at = wanted * 0x9E3779B97F4A7C15u >> shift_;
-    while (slots_[at].key != wanted && slots_[at].key != kFree) at = (at + 1) & (slots_.size() - 1);
-    return &slots_[at];
-  }
-  Slot* find(uint64_t wanted) {
-    return const_cast<Slot*>(static_cast<const MergeTable*>(this)->find(wanted));
+  static uint64_t bit_of(uint64_t hash) { return uint64_t{1} << (hash >> 10 & 63); }
+  static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 16); }
+  size_t find(int32_t left, int32_t right, uint64_t hash) const {
+    size_t at = hash >> shift_;
+    for (; slots_[at].index != kFree; at = (at + 1) & (slots_.size() - 1)) {
+      if (slots_[at].tag != tag_of(hash)) continue;
+      const Pair& pair = pairs_[slots_[at].index];
+      if (pair.left == left && pair.right == right) break;
+    }
+    return at;
   }
 
+  std::vector<uint64_t> may_merge_;
   std::vector<Slot> slots_;
+  std::vector<Pair> pairs_;
   int shift_;
 };
 
@@ -277,7 +303,7 @@ class Bpe final : public Model {
   void read_merges(const JsonField& field);
   void note_merges(const std::vector<std::array<int32_t, 3>>& merges);
   void prepare_bytes();
-  const Merge& merge_of(int32_t left, int32_t right) const {
+  Merge merge_of(int32_t left, int32_t right) const {
     // Most words start as single bytes.
     const auto l = static_cast<uint32_t>(left), r = static_cast<uint32_t>(right);
     if (l < kLowIds && r < kLowIds && !low_merges_.empty()) return low_merges_[l * kLowIds + r];
@@ -553,7 +579,7 @@ void Bpe::merge_long(Word* word) const {
   const auto consider = [&](uint32_t at) {
     const Node& left = nodes[at];
     const Symbol& right = nodes[left.after].symbol;
-    const Merge& found = merge_of(left.symbol.id, right.id);
+    const Merge found = merge_of(left.symbol.id, right.id);
     if (found.rank == kNoRank) return;
     queue.push({found.rank, at, found.id, left.symbol.length + right.length});
   };
