@@ -6,6 +6,7 @@
 #include "engine/core/error.h"
 #include "engine/core/random.h"
 #include "engine/nn/network.h"
+#include "tests/engine/nn/kernel_sets.h"
 #include "tests/engine/nn/small_model.h"
 
 namespace galley::nn {
@@ -57,13 +58,14 @@ struct GradientCase {
   std::vector<int64_t> layers;       // empty: all
   double dropout = 0;
   bool recompute = false;
+  device::KernelSet kernels = device::KernelSet::kAuto;
 };
 
 /// Compares every tensor's gradient with central differences of the f64 forward pass: along one
 /// random direction over the whole tensor and at three entries.
 void check_gradients(const GradientCase& test) {
   SCOPED_TRACE(test.name);
-  Rig rig;
+  Rig rig(1, test.kernels);
   const ModelConfig config = small_config(test.shape);
   const SmallWeights values(config, 7);
   const auto weights = rig.load(config, values);
@@ -119,6 +121,20 @@ TEST(TrainNetworkTest, gradients_of_all_seven_match_finite_differences) {
   check_gradients({.name = "tied", .shape = {.tied = true}});
   check_gradients({.name = "biases", .shape = {.attention_bias = true, .mlp_bias = true}});
 }
+
+class TrainKernelsTest : public ::testing::TestWithParam<device::KernelSet> {};
+
+TEST_P(TrainKernelsTest, gradients_match_finite_differences) {
+  GALLEY_NEED_KERNELS(GetParam());
+  check_gradients({.name = "plain", .kernels = GetParam()});
+  check_gradients({.name = "dropout, recompute",
+                   .shape = {.layers = 2, .tied = true, .attention_bias = true},
+                   .dropout = 0.3,
+                   .recompute = true,
+                   .kernels = GetParam()});
+}
+
+GALLEY_FOR_KERNEL_SETS(TrainKernelsTest);
 
 TEST(TrainNetworkTest, gradients_match_for_head_shapes) {
   check_gradients({.name = "one kv head", .shape = {.layers = 2, .kv_heads = 1}});
