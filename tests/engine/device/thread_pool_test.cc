@@ -5,6 +5,9 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <chrono>
+#include <ctime>
+#include <thread>
 #include <vector>
 
 #include "engine/core/error.h"
@@ -61,6 +64,42 @@ TEST(ThreadPool, partition_covers_everything_once_and_is_the_same_each_time) {
         EXPECT_EQ(owner, first);
       }
     }
+  }
+}
+
+TEST(ThreadPool, small_counts_stay_on_the_caller) {
+  ThreadPool pool(4, {});
+  const auto caller = std::this_thread::get_id();
+  for (const int64_t count : {1, 63, 64}) {
+    int calls = 0;
+    pool.parallel_for(count, 64, [&](int64_t begin, int64_t end, int thread) {
+      EXPECT_EQ(std::this_thread::get_id(), caller);
+      EXPECT_EQ(thread, 0);
+      EXPECT_EQ(begin, 0);
+      EXPECT_EQ(end, count);
+      ++calls;
+    });
+    EXPECT_EQ(calls, 1);
+  }
+}
+
+/// Processor time of this process.
+double processor_seconds() {
+  timespec time = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+TEST(ThreadPool, idle_threads_sleep_with_and_without_a_core_each) {
+  for (const int threads : {2, 16}) {
+    ThreadPool pool(threads, {});
+    std::atomic<int> runs{0};
+    for (int i = 0; i < 20; ++i) pool.run([&](int) { ++runs; });
+    EXPECT_EQ(runs, 20 * threads);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const double before = processor_seconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    EXPECT_LT(processor_seconds() - before, 0.02) << threads;  // spinning would take 0.2 or more
   }
 }
 
