@@ -15,7 +15,8 @@
 namespace galley::device {
 
 /// Rows of the kernel table. kAuto takes the best one that this processor has and that never rounds
-/// inputs. kAvx512Bf16 rounds the left operand of products with bf16 weights to bf16.
+/// inputs. kAvx512Bf16 rounds the left operand of products with bf16 weights to bf16, and both
+/// operands of attention's products where ProductOperands allows it.
 enum class KernelSet { kAuto, kPortable, kAvx2, kAvx512, kAvx512Bf16 };
 std::string kernel_set_name(KernelSet kernels);
 /// Error(kUsage) for an unknown name.

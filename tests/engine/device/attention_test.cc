@@ -383,6 +383,23 @@ TEST(Attention, results_do_not_depend_on_the_number_of_threads) {
   }
 }
 
+TEST(Attention, threads_take_turns_over_many_calls) {
+  // One head of three is shared by two threads: five tasks per call, hundreds in all.
+  const Problem p(shape_of(3, 3, 16), {{0, 300, 0, 300}}, 300, 300);
+  TestDevice t = make_test_device(KernelSet::kAuto, 2);
+  Outputs first = make_outputs(p);
+  run_forward(t, p, p.items, &first);
+  const Outputs before = first;
+  run_backward(t, p, p.items, &first);
+  for (int run = 0; run < 120; ++run) {
+    Outputs again = before;
+    run_backward(t, p, p.items, &again);
+    ASSERT_TRUE(again.dq.same_bits(first.dq) && again.dk.same_bits(first.dk) &&
+                again.dv.same_bits(first.dv))
+        << "call " << run;
+  }
+}
+
 TEST(Attention, wrong_shapes_are_our_mistakes) {
   TestDevice t = make_test_device(KernelSet::kAuto, 1);
   const Problem p(shape_of(2, 1, 16), {{0, 5, 0, 5}}, 5, 5);
