@@ -46,16 +46,6 @@ OpWork row_work(double count, double flops_each, double operands) {
   return {0, 0, count * flops_each, f32_bytes(count * operands)};
 }
 
-/// True when the call makes the low-rank activation itself, in an interface that can ask for it.
-template <typename Part>
-bool computes_activation([[maybe_unused]] const Part& part) {
-  if constexpr (requires { part.activation; }) {
-    return part.activation == Part::Activation::kComputed;
-  } else {
-    return false;
-  }
-}
-
 class ProfiledLinear : public LinearOps {
  public:
   ProfiledLinear(std::unique_ptr<LinearOps> inner, int64_t vocab, Profile* profile)
@@ -107,7 +97,7 @@ class ProfiledLinear : public LinearOps {
       work.f32_flops += product(x.rows, x.cols, rank);
     }
     work.bytes += f32_bytes(elements(low_rank->xa) + count_of(rank, width));
-    if (computes_activation(*low_rank)) {
+    if (low_rank->activation == LowRank::Activation::kComputed) {
       work.f32_flops += product(x.rows, x.cols, rank);
       work.bytes += f32_bytes(count_of(rank, x.cols));
     }

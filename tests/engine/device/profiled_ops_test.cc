@@ -88,6 +88,23 @@ TEST_F(ProfiledOps, a_low_rank_part_is_f32_work) {
   EXPECT_EQ(row.work.f32_flops, 2.0 * kTokens * kRank * kOut);
 }
 
+TEST_F(ProfiledOps, an_activation_that_the_call_makes_counts_too) {
+  const Matrix x = matrix(kTokens, kIn), y = matrix(kTokens, kOut);
+  LowRank low_rank;
+  low_rank.activation = LowRank::Activation::kComputed;
+  low_rank.xa = matrix(kTokens, kRank);
+  low_rank.a = matrix(kRank, kIn);
+  low_rank.b = matrix(kOut, kRank);
+  const WeightHandle w = weight(WeightKind::kF32, kOut, kIn);
+  ops_.linear->forward(x, w, &low_rank, y, Write::kSet);
+  EXPECT_EQ(only_row().work.f32_flops, 2.0 * kTokens * kRank * (kIn + kOut));
+  ops_.linear->backward_input(y, w, &low_rank, x, Write::kSet);
+  const ProfileRow row = only_row();
+  EXPECT_EQ(row.work.f32_flops, 2.0 * kTokens * kRank * (kIn + kOut));
+  EXPECT_EQ(row.work.bytes,
+            4.0 * (kTokens * (kIn + kOut + kRank) + kIn * kOut + kRank * (kIn + kOut)));
+}
+
 TEST_F(ProfiledOps, adapter_products_count_by_their_shapes) {
   const Matrix x = matrix(kTokens, kIn), dy = matrix(kTokens, kOut), xa = matrix(kTokens, kRank);
   ops_.linear->matmul_nt(x, matrix(kRank, kIn), 1, xa, Write::kSet);
