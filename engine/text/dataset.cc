@@ -341,11 +341,13 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options) {
   return dataset;
 }
 
-Json Dataset::row(size_t index) const {
+Json Dataset::row(size_t index) const { return row(index, parser_.get()); }
+
+Json Dataset::row(size_t index, LineParser* parser) const {
   GALLEY_CHECK(index < places_.size());
   const Place& place = places_[index];
   Json value;
-  const auto fault = parser_->parse(file_.text().substr(place.offset, place.size), &value);
+  const auto fault = parser->parse(file_.text().substr(place.offset, place.size), &value);
   if (fault) {
     throw Error(Reason::kBadData,
                 cat(path_, ":", place.line, ": the file was changed while it was read"));

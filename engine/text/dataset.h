@@ -110,6 +110,8 @@ class Dataset {
   size_t num_rows() const { return places_.size(); }
   /// Row `index`, parsed again from the mapped file.
   Json row(size_t index) const;
+  /// The same for threads that read at the same time, each with a parser of its own.
+  Json row(size_t index, LineParser* parser) const;
   uint64_t line(size_t index) const { return places_[index].line; }
   RowForm form(size_t index) const { return places_[index].form; }
   /// Bytes of the row's JSON text.

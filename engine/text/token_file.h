@@ -102,7 +102,8 @@ enum class BadRows { kRefuse, kSkip };
 struct PrepareOptions {
   BadRows bad_rows = BadRows::kRefuse;
   DatasetOptions dataset;
-  size_t num_threads = 1;  // that convert rows; the result does not depend on it
+  // That convert rows; the result does not depend on it. 0: what this process may use.
+  size_t num_threads = 0;
 };
 
 struct PrepareResult {

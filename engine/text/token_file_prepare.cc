@@ -11,7 +11,9 @@
 
 #include "engine/core/error.h"
 #include "engine/core/hash.h"
+#include "engine/core/processors.h"
 #include "engine/core/strings.h"
+#include "engine/text/dataset_line.h"
 #include "engine/text/token_file.h"
 #include "engine/text/token_file_format.h"
 
@@ -126,22 +128,24 @@ class TokenWriter {
   std::vector<TableEntry> table_;
 };
 
-// Calls work(0 .. count-1) on some threads, each index once; rethrows the first failure.
-void for_each_index(size_t count, size_t num_threads, const std::function<void(size_t)>& work) {
+// Calls work(index, thread) for 0 .. count-1 on some threads, each index once; rethrows the first
+// failure.
+void for_each_index(size_t count, size_t num_threads,
+                    const std::function<void(size_t, size_t)>& work) {
   std::atomic<size_t> next{0};
   std::mutex mutex;
   std::exception_ptr failure;  // guarded by mutex
-  const auto run = [&] {
+  const auto run = [&](size_t thread) {
     try {
-      for (size_t i = next++; i < count; i = next++) work(i);
+      for (size_t i = next++; i < count; i = next++) work(i, thread);
     } catch (...) {
       const std::lock_guard<std::mutex> lock(mutex);
       if (!failure) failure = std::current_exception();
     }
   };
   std::vector<std::thread> threads;
-  for (size_t i = 1; i < std::min(num_threads, count); ++i) threads.emplace_back(run);
-  run();
+  for (size_t i = 1; i < std::min(num_threads, count); ++i) threads.emplace_back(run, i);
+  run(0);
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
 }
@@ -150,7 +154,11 @@ void for_each_index(size_t count, size_t num_threads, const std::function<void(s
 class Preparer {
  public:
   Preparer(const RowTokenizer& rows, const PrepareOptions& options, PrepareResult* result)
-      : rows_(rows), options_(options), result_(*result) {}
+      : rows_(rows),
+        options_(options),
+        result_(*result),
+        parsers_(options.num_threads > 0 ? options.num_threads
+                                         : static_cast<size_t>(useful_threads_here())) {}
 
   void read(const std::vector<std::string>& paths) {
     for (const std::string& path : paths) {
@@ -208,19 +216,21 @@ class Preparer {
   // Converts rows from `first` on, as many as fit a bound of memory; returns the next one.
   size_t convert_some(size_t input, size_t first) {
     const Dataset& dataset = datasets_[input];
-    std::vector<Json> rows;
+    size_t count = 0;
     uint64_t bytes = 0;
-    for (size_t i = first; i < dataset.num_rows() && rows.size() < kMaxChunkRows &&
-                           (rows.empty() || bytes + dataset.row_bytes(i) <= kMaxChunkBytes);
+    for (size_t i = first; i < dataset.num_rows() && count < kMaxChunkRows &&
+                           (count == 0 || bytes + dataset.row_bytes(i) <= kMaxChunkBytes);
          ++i) {
       bytes += dataset.row_bytes(i);
-      rows.push_back(dataset.row(i));
+      ++count;
     }
-    std::vector<RowResult> results(rows.size());
-    for_each_index(rows.size(), options_.num_threads,
-                   [&](size_t i) { results[i] = rows_.convert(rows[i], dataset.form(first + i)); });
-    for (size_t i = 0; i < results.size(); ++i) take(input, first + i, std::move(results[i]));
-    return first + rows.size();
+    std::vector<RowResult> results(count);
+    for_each_index(count, parsers_.size(), [&](size_t i, size_t thread) {
+      results[i] =
+          rows_.convert(dataset.row(first + i, &parsers_[thread]), dataset.form(first + i));
+    });
+    for (size_t i = 0; i < count; ++i) take(input, first + i, std::move(results[i]));
+    return first + count;
   }
 
   void take(size_t input, size_t index, RowResult converted) {
@@ -271,7 +281,7 @@ class Preparer {
     buckets_[k].num_tokens += length;
   }
 
-  static constexpr size_t kMaxChunkRows = 512;
+  static constexpr size_t kMaxChunkRows = 4096;
   static constexpr uint64_t kMaxChunkBytes = uint64_t{8} << 20;
 
   const RowTokenizer& rows_;
@@ -280,6 +290,7 @@ class Preparer {
   std::vector<Dataset> datasets_;
   std::vector<LengthBucket> buckets_;
   std::optional<TokenWriter> writer_;
+  std::vector<LineParser> parsers_;  // of each thread that converts
 };
 
 std::vector<std::string> content_hashes(const std::vector<std::string>& paths) {

@@ -18,6 +18,7 @@
 #include "engine/core/file.h"
 #include "engine/core/json.h"
 #include "engine/core/strings.h"
+#include "engine/text/token_file.h"
 #include "engine/text/tokenizer.h"
 #include "tests/bench/timing.h"
 
@@ -91,12 +92,37 @@ void serve(const text::Tokenizer& tokenizer, const std::string& request) {
   print(answer.set("tokens", static_cast<uint64_t>(num_ids)));
 }
 
+/// The whole way of a data set: reading, checking, template, tokens, file.
+void prepare(const std::string& folder, const std::string& data, const std::string& threads) {
+  const auto count = parse_int(threads);
+  if (!count || *count < 0) throw Error(Reason::kUsage, cat("no count of threads: ", threads));
+  const auto chat = text::ChatTemplate::load_for_model(folder);
+  const text::RowTokenizer rows(text::Tokenizer::load(folder), &chat,
+                                text::load_special_tokens(folder), {});
+  const std::string output = temporary_beside(data);
+  const Clocks begin;
+  text::PrepareOptions options;
+  options.num_threads = static_cast<size_t>(*count);
+  const text::PrepareResult result = text::prepare_tokens({data}, rows, output, options);
+  Json answer = begin.since();
+  remove_file_if_exists(output);
+  result.require_ok();
+  print(answer.set("tokens", result.summary.num_tokens).set("bytes", file_bytes(data)));
+}
+
 int run(int argc, char** argv) {
   if (argc != 2) throw Error(Reason::kUsage, "bench_tokenizer TOKENIZER < REQUESTS");
   const Clocks begin;
   const text::Tokenizer tokenizer = text::Tokenizer::load(argv[1]);
   print(begin.since());
-  for (std::string line; std::getline(std::cin, line);) serve(tokenizer, line);
+  for (std::string line; std::getline(std::cin, line);) {
+    const std::vector<std::string> words = split(line, ' ');
+    if (words.size() == 3 && words[0] == "prepare") {
+      prepare(argv[1], words[1], words[2]);
+    } else {
+      serve(tokenizer, line);
+    }
+  }
   return 0;
 }
 
