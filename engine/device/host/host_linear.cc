@@ -37,6 +37,8 @@ class HostLinearOps final : public LinearOps {
   void multiply(GemmTask task);
   void forward_int8(const ConstMatrix& x, const WeightHandle& weight, const LowRank* low_rank,
                     const Matrix& y, Write write);
+  void sum_outer(const OuterTask& task);
+  int64_t threads_for(int64_t work) const;
 
   const HostRuntime& runtime_;
 };
@@ -56,7 +58,6 @@ GemmTask narrow_task(const GemmTask& t) {
   GemmTask narrow;
   narrow.a = t.a;
   narrow.a_row = t.a_row;
-  narrow.a_step = t.a_step;
   narrow.alpha = t.down_scale;
   narrow.b_form = t.down_form;
   narrow.b = t.down;
@@ -74,10 +75,9 @@ GemmTask narrow_task(const GemmTask& t) {
 void HostLinearOps::multiply(GemmTask t) {
   if (t.m == 0 || t.n == 0) return;
   const GemmKernels& kernels = runtime_.kernels->gemm;
-  const int64_t threads = runtime_.pool->size();
   const int64_t panels = (t.n + kPanelOutputs - 1) / kPanelOutputs;
   const int64_t work = (t.m + kRowsOfReading) * t.n * (t.k + t.k2);
-  const int64_t wanted = std::clamp<int64_t>(work / kWorkPerThread, 1, threads);
+  const int64_t wanted = threads_for(work);
   if (wanted == 1) {
     kernels.gemm(t, 0, t.m, 0, t.n, runtime_.gemm_scratch(0));
     return;
@@ -101,6 +101,30 @@ void HostLinearOps::multiply(GemmTask t) {
       kernels.gemm(t, 0, t.m, begin * kPanelOutputs, std::min(t.n, end * kPanelOutputs), scratch);
     }
   });
+}
+
+/// Threads take columns, of which each reads its own: no sums to join.
+void HostLinearOps::sum_outer(const OuterTask& t) {
+  if (t.m == 0 || t.n == 0) return;
+  const GemmKernels& kernels = runtime_.kernels->gemm;
+  const int64_t panels = (t.n + kPanelOutputs - 1) / kPanelOutputs;
+  const int64_t wanted = std::min(panels, threads_for(t.m * t.n * t.k));
+  if (wanted == 1) {
+    kernels.outer(t, 0, t.n, runtime_.gemm_scratch(0));
+    return;
+  }
+  const int64_t part = (panels + wanted - 1) / wanted;
+  runtime_.pool->run([&](int thread) {
+    const int64_t begin = std::min(panels, thread * part);
+    const int64_t end = std::min(panels, begin + part);
+    if (begin == end) return;
+    kernels.outer(t, begin * kPanelOutputs, std::min(t.n, end * kPanelOutputs),
+                  runtime_.gemm_scratch(thread));
+  });
+}
+
+int64_t HostLinearOps::threads_for(int64_t work) const {
+  return std::clamp<int64_t>(work / kWorkPerThread, 1, runtime_.pool->size());
 }
 
 GemmTask task_of(const ConstMatrix& a, const Matrix& c, int64_t k, Write write) {
@@ -213,13 +237,24 @@ void HostLinearOps::do_matmul_nn(const ConstMatrix& a, const ConstMatrix& b, flo
 
 void HostLinearOps::do_matmul_tn(const ConstMatrix& a, const ConstMatrix& b, float alpha,
                                  const Matrix& c, Write write) {
-  GemmTask task = task_of(a, c, a.rows, write);
-  task.a_row = 1;
-  task.a_step = a.stride;
+  // The smaller side of c is its rows there, if need be of c transposed.
+  const bool turned = c.rows > c.cols;
+  const ConstMatrix& left = turned ? b : a;
+  const ConstMatrix& right = turned ? a : b;
+  OuterTask task;
+  task.a = left.data;
+  task.a_row = left.stride;
   task.alpha = alpha;
-  task.b = b.data;
-  task.b_stride = b.stride;
-  multiply(task);
+  task.b = right.data;
+  task.b_row = right.stride;
+  task.m = left.cols;
+  task.n = right.cols;
+  task.k = a.rows;
+  task.c = c.data;
+  task.c_row = turned ? 1 : c.stride;
+  task.c_column = turned ? c.stride : 1;
+  task.add = write == Write::kAdd;
+  sum_outer(task);
 }
 
 }  // namespace

@@ -47,8 +47,8 @@ enum class BForm : uint8_t {
 /// c(m, n) = init + alpha * sum_k a(m, k) b(k, n) + sum_k2 scale2 * a2(m, k2) b2(k2, n), and
 /// before, where `down` is given, a2(m, k2) = down_scale * sum_k a(m, k) down(k, k2).
 struct GemmTask {
-  const float* a = nullptr;  // a(m, k) = a[m * a_row + k * a_step]; one of the two is 1
-  int64_t a_row = 0, a_step = 1;
+  const float* a = nullptr;  // row-major [m, k]
+  int64_t a_row = 0;
   float alpha = 1.0f;
   BForm b_form = BForm::kRows;
   const void* b = nullptr;
@@ -71,6 +71,19 @@ struct GemmTask {
   bool add = false;  // init is c (plus bias) rather than the bias alone
 };
 
+/// c(m, n) = init + alpha * sum_k a(k, m) b(k, n), where k is long and both are row-major.
+struct OuterTask {
+  const float* a = nullptr;
+  int64_t a_row = 0;
+  float alpha = 1.0f;
+  const float* b = nullptr;
+  int64_t b_row = 0;
+  int64_t m = 0, n = 0, k = 0;
+  float* c = nullptr;  // c(m, n) = c[m * c_row + n * c_column]; one of the two is 1
+  int64_t c_row = 0, c_column = 1;
+  bool add = false;  // init is c rather than zero
+};
+
 struct GemmKernels {
   int tile_rows;  // partitions of rows in multiples of it leave no ragged tiles
   /// The part [m0, m1) x [n0, n1) of the product; n0 is a multiple of kPanelOutputs, and n1 too or
@@ -78,6 +91,8 @@ struct GemmKernels {
   /// `scratch`: kGemmScratchFloats, aligned.
   void (*gemm)(const GemmTask& task, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
                float* scratch);
+  /// Columns [n0, n1), as above. Fast when m is the smaller one.
+  void (*outer)(const OuterTask& task, int64_t n0, int64_t n1, float* scratch);
 };
 
 /// Given to tasks of backward that add to the same dk and dv on several threads: wait(turn, b)

@@ -334,9 +334,10 @@ TEST(Matmul, all_three_forms_equal_double_precision) {
   struct Product {
     int64_t m, n, k;
   };
-  const Product kProducts[] = {{1, 1, 1},     {3, 17, 31},  {16, 100, 33}, {100, 16, 257},
-                               {33, 33, 33},  {2, 64, 700}, {300, 8, 96},  {64, 65, 66},
-                               {17, 1, 1200}, {1, 257, 5}};
+  const Product kProducts[] = {{1, 1, 1},      {3, 17, 31},  {16, 100, 33},  {100, 16, 257},
+                               {33, 33, 33},   {2, 64, 700}, {300, 8, 96},   {64, 65, 66},
+                               {17, 1, 1200},  {1, 257, 5},  {290, 300, 40}, {16, 1100, 65},
+                               {1100, 16, 65}, {5, 7, 0}};
   for_every_device([&](TestDevice& t) {
     for (const Product& p : kProducts) {
       for (const Write write : {Write::kSet, Write::kAdd}) {
