@@ -93,9 +93,6 @@ class ProfiledLinear : public LinearOps {
     if (low_rank == nullptr) return work;
     const int64_t rank = low_rank->xa.cols;
     work.f32_flops += product(x.rows, rank, width);
-    if (low_rank->activation == LowRank::Activation::kComputed) {
-      work.f32_flops += product(x.rows, x.cols, rank);
-    }
     work.bytes += f32_bytes(elements(low_rank->xa) + count_of(rank, width));
     if (low_rank->activation == LowRank::Activation::kComputed) {
       work.f32_flops += product(x.rows, x.cols, rank);
