@@ -22,8 +22,8 @@ Every kind of text goes through both libraries: equal ids are required, then eac
 on all cores. MB are 10^6 bytes of text.
 
 kinds of text: prose, code, numbers, chinese, accents, emoji, mixed, chat: what people write; the aims hold for them.
-stress kinds: blanks (long runs), unbroken (no blank at all), one-word (a single word of a megabyte), one-space,
-newlines, punctuation, added (added tokens and what only starts like one): only equal ids and the floor's tenth.
+stress kinds: blanks (long runs), unbroken (no blank at all), one-word, one-letter, one-space (a megabyte without a
+break), newlines, punctuation, added (added tokens and what only starts like one): equal ids, and a tenth of the floor.
 
 exit codes: 0 all is well; 1 ids differ, or a kind of text is below 5 MB/s per core or below half the peer's speed;
 2 cannot compare; 4 an aim is missed: 10 MB/s per core, and faster than the peer, on every kind of text
@@ -50,6 +50,7 @@ class Texts:
     def __init__(self, size, seed):
         self.size, self.draw = size, random.Random(seed)
         self.prose, self.code = prose(), code()
+        self.words = " ".join(self.prose).split()
 
     def fill(self, piece, document_bytes=6000):
         documents, have = [], 0
@@ -62,12 +63,18 @@ class Texts:
             have += length
         return documents
 
+    def sentence(self):
+        """Words in a new order, every twentieth invented: caches of words must not see only what they know."""
+        invent = lambda: "".join(self.draw.choices("etaoinshrdlucmfwypvbgk", k=self.draw.randint(3, 11)))
+        return " ".join(invent() if self.draw.random() < 0.05 else self.draw.choice(self.words)
+                        for _ in range(self.draw.randint(4, 25))).capitalize() + self.draw.choice([". ", "! ", "?\n", ".\n\n"])
+
     def kinds(self, added):
         draw = self.draw
         emoji = ["😀", "👩‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇩🇪", "❤️", "🤷🏻‍♀️", "☕", "中", " and "]
         latin = [(0xE0, 0xFF), (0x430, 0x44F), (0x3B1, 0x3C9), (0x61, 0x7A), (0x627, 0x64A), (0x905, 0x939)]
         return {
-            "prose": lambda: self.fill(lambda: draw.choice(self.prose) + "\n\n"),
+            "prose": lambda: self.fill(self.sentence),
             "code": lambda: self.fill(lambda: draw.choice(self.code)[draw.randint(0, 2000):]),
             "numbers": lambda: self.fill(lambda: f"{draw.randint(0, 10**draw.randint(1, 12))}, {draw.random():.5f}; "),
             "chinese": lambda: self.fill(lambda: words_of(draw, [(0x4E00, 0x6FFF)], 3, 30) + draw.choice("，。！？\n")),
