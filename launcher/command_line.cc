@@ -275,8 +275,7 @@ void add_bench(Parser* p) {
       ->check(CLI::Range(2, 1 << 24))
       ->capture_default_str();
   sub->add_option("--targets", options->target_percent,
-                  "per cent of the positions with loss, as with completions")
-      ->check(CLI::Range(0.0, 100.0))
+                  "per cent of the positions with loss, as with completions: above 0, at most 100")
       ->capture_default_str();
   sub->add_option("--steps", options->steps, "after one to warm up")
       ->check(CLI::Range(1, 100000))
@@ -287,13 +286,18 @@ void add_bench(Parser* p) {
   sub->add_option("--precision", options->precision, "auto, f32 or bf16, as in a job file")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}))
       ->capture_default_str();
-  sub->add_option("--kernels", options->kernels, "auto (the fastest), or the name of a set")
+  sub->add_option("--kernels", options->kernels,
+                  "auto (the fastest), or a set that `galley doctor` lists, such as avx2")
       ->capture_default_str();
   sub->add_flag("--profile", options->profile, "a table per operation, with what limits it");
   sub->add_flag_callback(
       "--json", [options] { options->form = OutputForm::kJson; }, "print JSON lines");
-  p->on<BenchOptions>(sub, options,
-                      [p](const BenchOptions& o) { return command_bench(o, p->streams); });
+  p->on<BenchOptions>(sub, options, [p, sub](const BenchOptions& o) {
+    if (o.model.empty() && sub->count("--model") > 0) {
+      throw Error(Reason::kUsage, "--model is empty; leave it out for the shape of a 135M model");
+    }
+    return command_bench(o, p->streams);
+  });
 }
 
 void add_file_commands(Parser* p) {

@@ -27,6 +27,7 @@ struct Setup {
   trainer::StepBenchOptions step;
   std::string weights;  // for people: "random weights", or the folder
   std::string note;     // of the precision
+  std::string why;      // these kernels; empty: they were named
 };
 
 model::Precision precision_of(const std::string& name) {
@@ -36,25 +37,43 @@ model::Precision precision_of(const std::string& name) {
 }
 
 /// As a training worker chooses them: pinned, or timed on products like those of the step.
-device::KernelSet kernels_of(const std::string& name, const trainer::StepBenchOptions& step,
-                             device::InputRounding rounding) {
+void choose_kernels(const std::string& name, device::InputRounding rounding, Setup* setup) {
+  trainer::StepBenchOptions& step = setup->step;
   const device::KernelSet pinned = device::kernel_set_from_name(name);
   if (pinned == device::KernelSet::kAuto) {
     const device::KernelWork work = trainer::training_work(step.config, step.weight_dtype,
                                                            step.sequence, step.threads, step.cpus);
-    return device::choose_kernels(
-        device::measure_kernels(device::kernel_candidates(rounding), work), std::nullopt);
+    const auto measured = device::measure_kernels(device::kernel_candidates(rounding), work);
+    step.kernels = device::choose_kernels(measured, std::nullopt);
+    setup->why = device::compare_kernels(step.kernels, measured);
+    return;
   }
   if (device::kernel_set_rounds(pinned) && rounding == device::InputRounding::kNever) {
     throw Error(Reason::kUsage, cat("--kernels ", name,
                                     " rounds inputs to bf16, which this precision forbids; add "
                                     "--precision bf16, or name other kernels"));
   }
-  return pinned;
+  step.kernels = pinned;
+}
+
+/// More threads than processors would take turns, and every figure would be wrong.
+int threads_of(const BenchOptions& options) {
+  if (options.threads == 0) return useful_threads_here();
+  const size_t allowed = allowed_cpus().size();
+  if (static_cast<size_t>(options.threads) > allowed) {
+    throw Error(Reason::kUsage,
+                cat("--threads ", options.threads, " is more than the ", allowed,
+                    allowed == 1 ? " processor" : " processors", " that this process may use"));
+  }
+  return options.threads;
 }
 
 Setup setup_of(const BenchOptions& options) {
   Setup setup;
+  if (!(options.target_percent > 0 && options.target_percent <= 100)) {
+    throw Error(Reason::kUsage,
+                cat("--targets ", options.target_percent, " is not above 0 and at most 100"));
+  }
   trainer::StepBenchOptions& step = setup.step;
   step.model = options.model;
   if (options.model.empty()) {
@@ -73,14 +92,15 @@ Setup setup_of(const BenchOptions& options) {
   step.sequence = options.sequence;
   step.steps = options.steps;
   step.target_fraction = options.target_percent / 100;
-  step.threads = options.threads > 0 ? options.threads : useful_threads_here();
+  step.threads = threads_of(options);
   const predictor::ResolvedPrecision precision = predictor::resolve_precision(
       step.config, precision_of(options.precision), predictor::PrecisionUse::kTraining);
   step.weight_dtype = precision.weight_dtype;
   setup.note = precision.note;
-  step.kernels = kernels_of(
-      options.kernels, step,
-      precision.may_round_inputs ? device::InputRounding::kAllowed : device::InputRounding::kNever);
+  choose_kernels(
+      options.kernels,
+      precision.may_round_inputs ? device::InputRounding::kAllowed : device::InputRounding::kNever,
+      &setup);
   return setup;
 }
 
@@ -108,6 +128,8 @@ std::vector<BenchRecord> limits(int threads) {
       limit_record("memory read", "GB/s", threads, [&] { return meter.read_bytes_per_second(); }));
   records.push_back(
       limit_record("memory copy", "GB/s", threads, [&] { return meter.copy_bytes_per_second(); }));
+  // Without memory for the meter's buffer there is no reading.
+  std::erase_if(records, [](const BenchRecord& record) { return record.value.median <= 0; });
   return records;
 }
 
@@ -200,7 +222,8 @@ int command_bench(const BenchOptions& options, Streams streams) {
   if (options.form == OutputForm::kTable) {
     streams.out << "machine   " << device::processor_name() << ", " << setup.step.threads
                 << (setup.step.threads == 1 ? " thread, " : " threads, ")
-                << device::kernel_set_name(setup.step.kernels) << " kernels\n"
+                << device::kernel_set_name(setup.step.kernels) << " kernels"
+                << (setup.why.empty() ? "" : cat(" (", setup.why, ")")) << "\n"
                 << limits_text(limit_records) << "model     " << setup.step.config.name << ", "
                 << setup.weights << ", "
                 << (setup.step.weight_dtype == DType::kBf16 ? "bf16" : "f32") << "; sequence "

@@ -62,6 +62,7 @@ def parse(argv):
     parser.add_argument("--quick", action="store_true", help="one round of one timed step")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep job files, logs and run directories there")
+    parser.add_argument("--check-options", action="store_true", help=argparse.SUPPRESS)  # before anything is installed
     options = parser.parse_args(argv)
     options.cases = [name for name in options.cases.split(",") if name]
     unknown = [name for name in options.cases if name not in CASES]
@@ -293,6 +294,8 @@ def compare(options, folder):
 
 def main(argv):
     options = parse(argv)
+    if options.check_options:
+        return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that both sides are ended and the folder is removed
     if not os.access(options.galley, os.X_OK) or not options.galley.is_file():
         print(f"compare_peft: no program {options.galley}; build it with make, or give --galley PATH", file=sys.stderr)

@@ -186,7 +186,15 @@ def main():
     parser.add_argument("--cpu-time", action="store_true",
                         help="count processor time, for a machine that others load; it hides waiting")
     parser.add_argument("--seed", type=int, default=1, metavar="N")
+    parser.add_argument("--check-options", action="store_true", help=argparse.SUPPRESS)  # before anything is installed
     options = parser.parse_args()
+    wanted = [kind for kind in options.kinds.split(",") if kind]
+    written, stress = Texts(1000, options.seed).kinds(["<|a|>"])
+    unknown = set(wanted) - set(written) - set(stress)
+    if unknown:
+        parser.error(f"--kinds: there is no {', '.join(sorted(unknown))}; choose from {', '.join([*written, *stress])}")
+    if options.check_options:
+        return 0
 
     paths = [pathlib.Path(path) for path in options.tokenizer]
     if not paths:
@@ -209,11 +217,6 @@ def main():
               f"{peer.load / galley.load['seconds']:8.2f}x", flush=True)
         added = [token["content"] for token in json.loads(file.read_text())["added_tokens"]][:50] or ["<|a|>"]
         written, stress = Texts(int(options.megabytes * 1e6), options.seed).kinds(added)
-        wanted = [kind for kind in options.kinds.split(",") if kind]
-        unknown = set(wanted) - set(written) - set(stress)
-        if unknown:
-            print(f"compare_tokenizers: no kind {', '.join(sorted(unknown))}; see --help", file=sys.stderr)
-            return 2
         for kind, make in (written | stress).items():
             if wanted and kind not in wanted:
                 continue

@@ -123,7 +123,12 @@ KernelDecision measure(const std::string& job_directory, const KernelRequest& re
   decision.measured = measured_json(measured);
   Json kept = conditions(request);
   kept.set("kernels", device::kernel_set_name(decision.kernels)).set("measured", decision.measured);
-  write_file_atomically(kept_path(job_directory), kept.dump_pretty());
+  try {
+    write_file_atomically(kept_path(job_directory), kept.dump_pretty());
+  } catch (const Error& error) {
+    // The choice itself is made: a worker that starts again would only have to measure once more.
+    decision.text += cat(", not kept: ", error.what());
+  }
   return decision;
 }
 

@@ -28,7 +28,7 @@ std::string_view trim(std::string_view text);
 std::string format(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 /// The candidate with the smallest edit distance to `word`, when that is at most a third of its
-/// length (at least 2); empty otherwise.
+/// length (at least 2); empty otherwise. Letters A-Z count as a-z.
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates);
 /// `; did you mean "x"?` or nothing.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);

@@ -98,7 +98,7 @@ TEST(BenchCommand, precision_and_kernels_are_honoured) {
     const Result result =
         tiny({"--kernels", name, "--precision", rounds ? "bf16" : "f32", "--targets", "25"});
     EXPECT_EQ(result.code, 0) << result.err;
-    expect_in(result.out, name + " kernels");
+    expect_in(result.out, name + " kernels\n");
     expect_in(result.out, "the head runs at 8 of 32");
     if (rounds) {
       expect_in(result.out, "of bf16 dot");
@@ -116,8 +116,13 @@ TEST(BenchCommand, wrong_usage_names_what_and_the_nearest) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--seqence", "32"}, "did you mean \"--sequence\"?"},
       {{"--profil"}, "did you mean \"--profile\"?"},
-      {{"--kernels", "avx1024"}, "known are auto, portable"},
+      {{"--kernels", "avx1024"}, "(known: auto, portable"},
       {{"--kernels", "portabel"}, "did you mean \"portable\"?"},
+      {{"--kernels", "AVX2"}, "did you mean \"avx2\"?"},
+      {{"--targets", "0"}, "--targets"},
+      {{"--targets", "nan"}, "--targets"},
+      {{"--threads", "4096"}, "more than the"},
+      {{"--model", ""}, "--model is empty"},
       {{"--precision", "f16"}, "--precision"},
       {{"--sequence", "1"}, "--sequence"},
       {{"--sequence", "many"}, "--sequence"},

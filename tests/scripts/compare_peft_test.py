@@ -233,6 +233,14 @@ class CommandLine(unittest.TestCase):
         for word in ("--python", "--cases", "--rounds", "Exit codes"):
             self.assertIn(word, done.stdout)
 
+    def test_wrong_options_install_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for words in (["--bogus"], ["--cases", "nope"], ["--rounds", "0"]):
+                done = self.run_script("--env", folder + "/env", *words)
+                self.assertEqual(done.returncode, 2, words)
+                self.assertNotIn("making", done.stderr)
+            self.assertFalse(os.path.exists(folder + "/env"))
+
     def test_usage(self):
         self.assertEqual(self.run_script("--python").returncode, 2)
         done = self.run_script("--python", "/bin/false")

@@ -81,6 +81,13 @@ TEST_F(Kernels, measured_kept_and_reused) {
   EXPECT_EQ(decide().kernels, KernelSet::kPortable);
 }
 
+TEST_F(Kernels, a_choice_that_cannot_be_kept_is_made_all_the_same) {
+  make_directories(path());
+  const KernelDecision decision = decide();
+  EXPECT_NE(decision.text.find(", not kept: "), std::string::npos) << decision.text;
+  EXPECT_FALSE(decision.measured.as_array().empty());
+}
+
 TEST_F(Kernels, what_does_not_hold_any_more_is_measured_anew) {
   decide();
   const std::string good = read_file(path());

@@ -35,8 +35,8 @@ KernelSet kernel_set_from_name(const std::string& name) {
     if (kernel_set_name(kernels) == name) return kernels;
   }
   const std::vector<std::string> names = kernel_set_names();
-  throw Error(Reason::kUsage, "there are no kernels named \"" + name + "\"" +
-                                  did_you_mean(name, names) + "; known are " + join(names, ", "));
+  throw Error(Reason::kUsage, "there are no kernels named \"" + name + "\" (known: " +
+                                  join(names, ", ") + ")" + did_you_mean(name, names));
 }
 
 std::vector<std::string> kernel_set_names() {
