@@ -8,17 +8,16 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
-#include <new>
 #include <string>
 #include <thread>
 
 #include "engine/model/adapter_file.h"
 #include "engine/model/weights.h"
+#include "tests/support/counted_new.h"
 #include "tests/trainer/toy_job.h"
 #include "trainer/train_step.h"
 
@@ -27,23 +26,8 @@
 #endif
 
 namespace {
-std::atomic<long> num_allocations{0};
 std::atomic<long> num_threads_started{0};
 }  // namespace
-
-// Not inlined: the compiler would see malloc and free behind them and call the pair mismatched.
-__attribute__((noinline)) void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  num_allocations.fetch_add(1, std::memory_order_relaxed);
-  return std::malloc(size > 0 ? size : 1);
-}
-__attribute__((noinline)) void* operator new(std::size_t size) {
-  if (void* memory = ::operator new(size, std::nothrow)) return memory;
-  throw std::bad_alloc();
-}
-__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
-__attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
 
 #ifdef GALLEY_COUNTS_THREADS
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
@@ -77,7 +61,7 @@ struct Counts {
     std::ifstream("/proc/self/statm") >> counts.mapped_pages >> counts.resident_pages;
     counts.heap_bytes = mallinfo2().uordblks;
     counts.threads_started = num_threads_started;
-    counts.allocations = num_allocations;  // last: counting allocates
+    counts.allocations = galley::testing::num_allocations;  // last: counting allocates
     return counts;
   }
 };
@@ -144,9 +128,9 @@ TEST(SteadyState, no_step_after_the_first_allocates_or_starts_a_thread_whatever_
   for (const int threads : {1, 2, 4}) {
     Toy toy(threads);
     toy.step();
-    const long allocations = num_allocations, started = num_threads_started;
+    const long allocations = galley::testing::num_allocations, started = num_threads_started;
     toy.steps_to(5 * toy.steps_per_epoch());  // epochs are ordered anew without allocating, too
-    EXPECT_EQ(num_allocations - allocations, 0) << threads << " threads";
+    EXPECT_EQ(galley::testing::num_allocations - allocations, 0) << threads << " threads";
     EXPECT_EQ(num_threads_started - started, 0) << threads << " threads";
     EXPECT_GT(toy.most_batches(), 1u);
   }
@@ -173,10 +157,10 @@ TEST(SteadyState, step_1000_finds_what_step_100_left) {
 
 #ifdef GALLEY_COUNTS_THREADS
 TEST(SteadyState, the_counters_count) {
-  const long allocations = num_allocations, started = num_threads_started;
+  const long allocations = galley::testing::num_allocations, started = num_threads_started;
   const auto memory = std::make_unique<std::string>(100, 'x');
   std::thread([] {}).join();
-  EXPECT_GE(num_allocations - allocations, 2);
+  EXPECT_GE(galley::testing::num_allocations - allocations, 2);
   EXPECT_EQ(num_threads_started - started, 1);
 }
 #endif

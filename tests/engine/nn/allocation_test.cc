@@ -2,30 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
-#include <new>
 
 #include "engine/nn/network.h"
 #include "tests/engine/nn/small_model.h"
-
-namespace {
-std::atomic<long> allocations{0};
-}  // namespace
-
-// Not inlined: the compiler would see malloc and free behind them and call the pair mismatched.
-__attribute__((noinline)) void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  return std::malloc(size > 0 ? size : 1);
-}
-__attribute__((noinline)) void* operator new(std::size_t size) {
-  if (void* memory = ::operator new(size, std::nothrow)) return memory;
-  throw std::bad_alloc();
-}
-__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
-__attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
+#include "tests/support/counted_new.h"
 
 namespace galley::nn {
 namespace {
@@ -56,9 +36,9 @@ TEST(AllocationTest, a_training_step_allocates_nothing) {
                                static_cast<int64_t>(network->num_trainable()), adamw);
     };
     run();
-    const long before = allocations.load();
+    const long before = num_allocations.load();
     for (int i = 0; i < 3; ++i) run();
-    EXPECT_EQ(allocations.load() - before, 0);
+    EXPECT_EQ(num_allocations.load() - before, 0);
   }
 }
 
@@ -76,12 +56,12 @@ TEST(AllocationTest, a_decode_step_allocates_nothing) {
   step.target_rows = {0};
   step.segments.push_back({.kind = SegmentKind::kDecode, .num_tokens = 1, .adapter = -1});
   network->run(step, logits.data());
-  const long before = allocations.load();
+  const long before = num_allocations.load();
   for (int64_t position = 1; position < 10; ++position) {
     step.segments[0].position = position;
     network->run(step, logits.data());
   }
-  EXPECT_EQ(allocations.load() - before, 0);
+  EXPECT_EQ(num_allocations.load() - before, 0);
 }
 
 }  // namespace
