@@ -61,7 +61,7 @@ class CompareBuilds(unittest.TestCase):
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(builds.calls(), list("abbaabba"))
         self.assertEqual(set(builds.log.read_text().splitlines()), {"a bench --json", "b bench --json"})
-        self.assertIn("1 cases, 4 rounds: B at 1.000", out.splitlines()[-1])
+        self.assertIn("cases 1, rounds 4: B at 1.000", out.splitlines()[-1])
 
     def test_a_real_difference_is_marked_either_way(self):
         _, (code, out, _) = two(jittered(100), jittered(120))
@@ -106,7 +106,7 @@ class CompareBuilds(unittest.TestCase):
         lines = [json.loads(line) for line in out.splitlines()]
         self.assertEqual([line["name"] for line in lines], ["step 1", "step 2"])  # limits are the machine's
         self.assertEqual((lines[0]["ratio"], lines[0]["verdict"], lines[0]["a"]), (1.0, "same", 100))
-        self.assertIn("2 cases", err)
+        self.assertIn("cases 2", err)
 
     def test_filter_and_arguments_for_the_programs(self):
         cases = [record("step 1", 100), record("step 2", 200)]
@@ -181,10 +181,10 @@ class CompareBuilds(unittest.TestCase):
         self.assertEqual(builds.compare(there, there, "--rounds", "0")[0], 2)
         self.assertEqual(builds.compare(there, there, "--programm", "bench")[0], 2)
         code, _, err = builds.compare(there, str(builds.path / "none"))
-        self.assertEqual(code, 1)
+        self.assertEqual(code, 2)
         self.assertIn("there is no program", err)
         code, _, err = builds.compare(there, there, "--program", "bench_step")
-        self.assertEqual(code, 1)
+        self.assertEqual(code, 2)
         self.assertIn("bench_step", err)
 
 
