@@ -22,14 +22,14 @@
 #include "trainer/train_step.h"
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define GALLEY_COUNTS_THREADS 1
+#define GALLEY_COUNTS_PROCESS 1
 #endif
 
 namespace {
 std::atomic<long> num_threads_started{0};
 }  // namespace
 
-#ifdef GALLEY_COUNTS_THREADS
+#ifdef GALLEY_COUNTS_PROCESS
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                               void* (*routine)(void*), void* argument) noexcept {
   using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
@@ -150,12 +150,15 @@ TEST(SteadyState, step_1000_finds_what_step_100_left) {
   EXPECT_EQ(after.threads_started, before.threads_started);
   EXPECT_EQ(after.threads, before.threads);
   EXPECT_EQ(after.files, before.files);
+#ifdef GALLEY_COUNTS_PROCESS
+  // Sanitizers keep freed memory aside and grow with it.
   EXPECT_EQ(after.mapped_pages, before.mapped_pages);
-  // The page of a stack may be touched late.
-  EXPECT_LE(after.resident_pages, before.resident_pages + 4);
+  // Pages of stacks, code and files may be touched late; 900 steps would leave more.
+  EXPECT_LE(after.resident_pages, before.resident_pages + 64);
+#endif
 }
 
-#ifdef GALLEY_COUNTS_THREADS
+#ifdef GALLEY_COUNTS_PROCESS
 TEST(SteadyState, the_counters_count) {
   const long allocations = galley::testing::num_allocations, started = num_threads_started;
   const auto memory = std::make_unique<std::string>(100, 'x');
