@@ -29,10 +29,8 @@ bool wished(const Environment& environment) {
                            "OMPI_MCA_orte_rankfile", "OMPI_MCA_rmaps_rank_file_path"}) {
     if (environment.has(name)) return true;
   }
-  std::string mapping = environment.get("OMPI_MCA_rmaps_base_mapping_policy").value_or("");
-  for (char& c : mapping) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
+  const std::string mapping =
+      to_lower(environment.get("OMPI_MCA_rmaps_base_mapping_policy").value_or(""));
   return mapping.find("pe=") != std::string::npos;
 }
 

@@ -30,12 +30,6 @@ struct Setup {
   std::string why;      // these kernels; empty: they were named
 };
 
-model::Precision precision_of(const std::string& name) {
-  if (name == "f32") return model::Precision::kF32;
-  if (name == "bf16") return model::Precision::kBf16;
-  return model::Precision::kAuto;
-}
-
 /// As a training worker chooses them: pinned, or timed on products like those of the step.
 void choose_kernels(const std::string& name, device::InputRounding rounding, Setup* setup) {
   trainer::StepBenchOptions& step = setup->step;
@@ -93,8 +87,9 @@ Setup setup_of(const BenchOptions& options) {
   step.steps = options.steps;
   step.target_fraction = options.target_percent / 100;
   step.threads = threads_of(options);
-  const predictor::ResolvedPrecision precision = predictor::resolve_precision(
-      step.config, precision_of(options.precision), predictor::PrecisionUse::kTraining);
+  const predictor::ResolvedPrecision precision =
+      predictor::resolve_precision(step.config, model::precision_from_name(options.precision),
+                                   predictor::PrecisionUse::kTraining);
   step.weight_dtype = precision.weight_dtype;
   setup.note = precision.note;
   choose_kernels(

@@ -19,6 +19,7 @@
 #include "launcher/json_lines.h"
 #include "launcher/process.h"
 #include "predictor/precision.h"
+#include "trainer/kernels.h"
 
 namespace galley::launcher {
 namespace {
@@ -118,26 +119,14 @@ class PromptReader {
   text::SpecialTokens special_;
 };
 
-model::Precision precision_of(const std::string& name) {
-  if (name == "f32") return model::Precision::kF32;
-  if (name == "bf16") return model::Precision::kBf16;
-  return model::Precision::kAuto;
-}
-
 /// The fastest kernels, rounding ones among them, for prompts in chunks and a batch of answers.
 /// Exact answers do not ask the clock: they are the same from run to run.
 device::KernelSet kernels_for(const model::ModelConfig& config, const GenerationLimits& limits,
                               DType weight_dtype, int threads) {
-  device::KernelWork work;
-  work.shapes = {{config.q_width(), config.hidden},
-                 {config.intermediate, config.hidden},
-                 {config.hidden, config.intermediate}};
+  device::KernelWork work = trainer::block_work(config, weight_dtype, threads, {});
   // A prompt of a hundred tokens, then a hundred steps of all sequences together.
   work.rows = {{std::max<int64_t>(1, limits.max_step_tokens / threads), 1},
                {limits.num_slots, 100}};
-  work.weights =
-      weight_dtype == DType::kBf16 ? device::WeightKind::kBf16 : device::WeightKind::kF32;
-  work.threads = threads;
   const auto candidates = device::kernel_candidates(device::InputRounding::kAllowed);
   return device::choose_kernels(device::measure_kernels(candidates, work), std::nullopt);
 }
@@ -191,7 +180,7 @@ int command_generate(const GenerateOptions& options, Streams streams) {
   const model::ModelWeights weights = model::ModelWeights::open(options.model, config);
   config.stored_dtype = predictor::stored_matrix_dtype(weights, config);
   const predictor::ResolvedPrecision precision = predictor::resolve_precision(
-      config, precision_of(options.precision), predictor::PrecisionUse::kInference);
+      config, model::precision_from_name(options.precision), predictor::PrecisionUse::kInference);
   std::vector<model::Adapter> adapters;
   if (!options.adapter.empty()) adapters.push_back(model::read_adapter(options.adapter, config));
   PromptReader reader(options, config);

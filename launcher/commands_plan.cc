@@ -142,8 +142,7 @@ PreparedJob job_of_model(const PredictOptions& options) {
   job.spec.lora.targets = options.targets;
   job.spec.sequence = std::min(options.sequence, job.config.max_position);
   job.spec.global_batch = options.global_batch;
-  if (options.precision == "f32") job.spec.precision = model::Precision::kF32;
-  if (options.precision == "bf16") job.spec.precision = model::Precision::kBf16;
+  job.spec.precision = model::precision_from_name(options.precision);
   job.data.longest_tokens = job.spec.sequence;
   job.data.mean_tokens = static_cast<double>(job.spec.sequence);
   return job;

@@ -112,11 +112,8 @@ std::string how_to_write(std::string_view key) {
 }
 
 std::string normalised(std::string_view name) {
-  std::string out(name);
-  std::transform(out.begin(), out.end(), out.begin(), [](char c) {
-    if (c == '-') return '_';
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
+  std::string out = to_lower(name);
+  std::replace(out.begin(), out.end(), '-', '_');
   return out;
 }
 

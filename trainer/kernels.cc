@@ -134,19 +134,24 @@ KernelDecision measure(const std::string& job_directory, const KernelRequest& re
 
 }  // namespace
 
-device::KernelWork training_work(const model::ModelConfig& config, DType weight_dtype,
-                                 int64_t micro_batch_tokens, int threads,
-                                 const std::vector<int>& cpus) {
+device::KernelWork block_work(const model::ModelConfig& config, DType weight_dtype, int threads,
+                              const std::vector<int>& cpus) {
   device::KernelWork work;
   work.shapes = {{config.q_width(), config.hidden},
                  {config.intermediate, config.hidden},
                  {config.hidden, config.intermediate}};
-  work.rows = {{std::max<int64_t>(1, micro_batch_tokens / threads), 1}};
-  work.passes = device::KernelWork::Passes::kForwardAndBackward;
-  work.weights =
-      weight_dtype == DType::kBf16 ? device::WeightKind::kBf16 : device::WeightKind::kF32;
+  work.weights = device::weight_kind(weight_dtype);
   work.threads = threads;
   work.cpus = cpus;
+  return work;
+}
+
+device::KernelWork training_work(const model::ModelConfig& config, DType weight_dtype,
+                                 int64_t micro_batch_tokens, int threads,
+                                 const std::vector<int>& cpus) {
+  device::KernelWork work = block_work(config, weight_dtype, threads, cpus);
+  work.rows = {{std::max<int64_t>(1, micro_batch_tokens / threads), 1}};
+  work.passes = device::KernelWork::Passes::kForwardAndBackward;
   return work;
 }
 

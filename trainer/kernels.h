@@ -27,7 +27,11 @@ struct KernelDecision {
   Json measured;     // [{kernels, gflops}]; empty when nothing was measured
 };
 
-/// The products of a training step, for a measurement.
+/// The products of a model's blocks, for a measurement: forward alone; the caller says of how many
+/// rows.
+device::KernelWork block_work(const model::ModelConfig& config, DType weight_dtype, int threads,
+                              const std::vector<int>& cpus);
+/// The products of a training step.
 device::KernelWork training_work(const model::ModelConfig& config, DType weight_dtype,
                                  int64_t micro_batch_tokens, int threads,
                                  const std::vector<int>& cpus);

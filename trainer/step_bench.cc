@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <ctime>
 #include <memory>
 #include <optional>
 
+#include "engine/core/clock.h"
 #include "engine/core/error.h"
 #include "engine/core/random.h"
 #include "engine/core/strings.h"
@@ -17,12 +17,6 @@
 
 namespace galley::trainer {
 namespace {
-
-double seconds_of(clockid_t clock) {
-  timespec time = {};
-  clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 model::MemorySettings memory_settings(const StepBenchOptions& options) {
   model::MemorySettings settings;
@@ -152,12 +146,7 @@ class StepBench {
   }
 
  private:
-  /// Processor time is counted per thread, so that both clocks give comparable seconds.
-  double now() const {
-    return options_.clock == device::BenchClock::kWall
-               ? seconds_of(CLOCK_MONOTONIC)
-               : seconds_of(CLOCK_PROCESS_CPUTIME_ID) / options_.threads;
-  }
+  double now() const { return device::bench_seconds(options_.clock, options_.threads); }
 
   void tell(const std::string& what) const {
     if (progress_) progress_(what);
@@ -186,16 +175,13 @@ class StepBench {
   }
 
   void describe() {
-    const auto kind = options_.weight_dtype == DType::kBf16 ? device::WeightKind::kBf16
-                                                            : device::WeightKind::kF32;
     result_.device = device_->identity().name;
     result_.threads = options_.threads;
     result_.kernels = device_->kernels();
-    result_.product = device::product_instruction(result_.kernels, kind);
-    // As the network asks for it: operands may be rounded where the weights are bf16.
+    result_.product =
+        device::product_instruction(result_.kernels, device::weight_kind(options_.weight_dtype));
     result_.attention = device::attention_instruction(
-        result_.kernels, kind == device::WeightKind::kBf16 ? device::ProductOperands::kMayRound
-                                                           : device::ProductOperands::kExact);
+        result_.kernels, device::attention_operands(options_.weight_dtype));
     result_.f32 = device::f32_instruction(result_.kernels);
     result_.allocated_bytes = device_->allocated_bytes();
     result_.num_tokens = batch_.num_tokens;

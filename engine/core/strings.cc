@@ -72,6 +72,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return d[a.size()][b.size()];
 }
 
+}  // namespace
+
 std::string to_lower(std::string_view text) {
   std::string lower(text);
   for (char& c : lower) {
@@ -79,8 +81,6 @@ std::string to_lower(std::string_view text) {
   }
   return lower;
 }
-
-}  // namespace
 
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates) {
   std::string best;

@@ -27,6 +27,9 @@ std::string_view trim(std::string_view text);
 /// `format` with printf rules, for numbers in tables.
 std::string format(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
+/// With A-Z as a-z; other bytes stay.
+std::string to_lower(std::string_view text);
+
 /// The candidate with the smallest edit distance to `word`, when that is at most a third of its
 /// length (at least 2); empty otherwise. Letters A-Z count as a-z.
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates);

@@ -36,6 +36,11 @@ constexpr DType weight_dtype(WeightKind kind) {
   if (kind == WeightKind::kInt8) return DType::kI8;
   return kind == WeightKind::kBf16 ? DType::kBf16 : DType::kF32;
 }
+/// The inverse, for kF32, kBf16 and kI8.
+constexpr WeightKind weight_kind(DType dtype) {
+  if (dtype == DType::kI8) return WeightKind::kInt8;
+  return dtype == DType::kBf16 ? WeightKind::kBf16 : WeightKind::kF32;
+}
 /// Inputs of an int8 weight at most: sums of products stay exact in 32 bits.
 constexpr int64_t kMaxInt8Inputs = 65536;
 
@@ -168,6 +173,10 @@ struct AttentionItem {
 /// What may become of the operands of attention's products: kernels that round take bf16 ones,
 /// with sums, softmax and log-sum-exp in f32, where kMayRound allows it.
 enum class ProductOperands : uint8_t { kExact, kMayRound };
+/// What a network with such weights asks for: bf16 where its other products have bf16 operands.
+constexpr ProductOperands attention_operands(DType weights) {
+  return weights == DType::kBf16 ? ProductOperands::kMayRound : ProductOperands::kExact;
+}
 struct AttentionShape {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   float scale = 0;  // usually 1 / sqrt(head_dim); not negative

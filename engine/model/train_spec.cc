@@ -40,12 +40,17 @@ Json name_of(const EnumRow<Value> (&rows)[kCount], Value value) {
 }
 
 template <typename Value, size_t kCount>
-Value value_of(const EnumRow<Value> (&rows)[kCount], const Json& json, std::string_view key) {
-  const std::string& name = json.at(key).as_string();
+Value value_named(const EnumRow<Value> (&rows)[kCount], std::string_view name,
+                  std::string_view key) {
   for (const auto& row : rows) {
     if (row.name == name) return row.value;
   }
   throw Error(Reason::kInternal, cat("job record: \"", name, "\" is no value of \"", key, "\""));
+}
+
+template <typename Value, size_t kCount>
+Value value_of(const EnumRow<Value> (&rows)[kCount], const Json& json, std::string_view key) {
+  return value_named(rows, json.at(key).as_string(), key);
 }
 
 /// 64-bit seeds do not fit a JSON number.
@@ -143,6 +148,10 @@ Json result_json(const TrainSpec& spec) {
 }
 
 }  // namespace
+
+Precision precision_from_name(std::string_view name) {
+  return value_named(kPrecisionNames, name, "precision");
+}
 
 Json to_json(const TrainSpec& spec) {
   Json json = Json::object();

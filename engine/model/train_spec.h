@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/core/json.h"
@@ -23,6 +24,8 @@ enum class Precision {
   kF32,   // inputs are never rounded
   kBf16   // inputs may be rounded to bf16, weights are held in bf16
 };
+/// "auto", "f32" or "bf16"; Error(kInternal) for another name, which the caller has refused.
+Precision precision_from_name(std::string_view name);
 enum class Recompute { kAuto, kNone, kBlock };  // kAuto: the planner chooses
 
 struct DataSource {

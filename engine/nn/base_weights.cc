@@ -76,8 +76,7 @@ class WeightLoader {
     const model::StoredTensor tensor = source_(id);
     GALLEY_CHECK(tensor.num_elements() == out * in);
     device::WeightHandle handle;
-    handle.kind =
-        weights_->dtype_ == DType::kBf16 ? device::WeightKind::kBf16 : device::WeightKind::kF32;
+    handle.kind = device::weight_kind(weights_->dtype_);
     handle.arena = &weights_->arena_;
     handle.offset_bytes = plan_.tensor(name).offset;
     handle.out = out;

@@ -361,8 +361,7 @@ device::AttentionShape BlockRunner::attention_shape() const {
           .num_kv_heads = shape.num_kv_heads,
           .head_dim = shape.head_dim,
           .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim))),
-          .operands = setup_.weights->dtype() == DType::kBf16 ? device::ProductOperands::kMayRound
-                                                              : device::ProductOperands::kExact};
+          .operands = device::attention_operands(setup_.weights->dtype())};
 }
 
 uint64_t BlockRunner::dropout_stream(int layer, Projection projection) const {

@@ -14,7 +14,6 @@
 #include "engine/core/strings.h"
 #include "engine/device/profiled_ops.h"
 #include "tests/bench/bench_program.h"
-#include "tests/bench/timing.h"
 
 namespace galley::bench {
 namespace {
@@ -78,11 +77,7 @@ class DeviceBench {
     int64_t out, in;
   };
 
-  double now() const {
-    return arguments_.clock == BenchClock::kProcessor
-               ? seconds_of(CLOCK_PROCESS_CPUTIME_ID) / threads_
-               : seconds_of(CLOCK_MONOTONIC);
-  }
+  double now() const { return bench_seconds(arguments_.clock, threads_); }
 
   /// Samples of the case and of the peaks take turns, so that both see the same load.
   void line(const std::string& name, const OpWork& work, const std::function<void()>& call) {

@@ -13,7 +13,6 @@
 #include "engine/core/strings.h"
 #include "engine/device/host/peak.h"
 #include "tests/bench/bench_program.h"
-#include "tests/bench/timing.h"
 
 namespace galley::bench {
 namespace {
@@ -82,11 +81,7 @@ class Int8Bench {
   }
 
  private:
-  double now() const {
-    return arguments_.clock == BenchClock::kProcessor
-               ? seconds_of(CLOCK_PROCESS_CPUTIME_ID) / threads_
-               : seconds_of(CLOCK_MONOTONIC);
-  }
+  double now() const { return bench_seconds(arguments_.clock, threads_); }
   double seconds_per_call(const std::function<void()>& call) {
     const double start = now();
     int calls = 0;
@@ -117,14 +112,14 @@ class Int8Bench {
       ratios.push_back(seconds_per_call([&] { run(f32); }) / seconds.back());
       fractions.push_back(work / seconds.back() / peak);
     }
-    const double middle = median(seconds);
+    const double middle = spread_of(seconds).median;
     const double weight_rate = static_cast<double>(shape.in * shape.out) / middle;
     std::printf(
         "%-14s %d threads %8.3f ms %7.1f Gop/s %5.2f x f32, %5.1f %% of the %s peak, "
         "weights %5.1f GB/s (%3.0f %% of memory)\n",
-        name.c_str(), threads_, middle * 1e3, work / middle * 1e-9, median(ratios),
-        100 * median(fractions), instruction_name(instruction).c_str(), weight_rate * 1e-9,
-        100 * weight_rate / bandwidth_);
+        name.c_str(), threads_, middle * 1e3, work / middle * 1e-9, spread_of(ratios).median,
+        100 * spread_of(fractions).median, instruction_name(instruction).c_str(),
+        weight_rate * 1e-9, 100 * weight_rate / bandwidth_);
     std::fflush(stdout);
   }
 

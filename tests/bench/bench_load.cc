@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "engine/core/clock.h"
 #include "engine/core/error.h"
 #include "engine/core/random.h"
 #include "engine/core/strings.h"
 #include "engine/nn/network.h"
 #include "tests/bench/bench_program.h"
-#include "tests/bench/timing.h"
 
 namespace galley::bench {
 namespace {
@@ -41,11 +41,7 @@ struct Case {
   const Reporter& reporter;
   int threads;
 
-  double now() const {
-    return arguments.clock == BenchClock::kProcessor
-               ? seconds_of(CLOCK_PROCESS_CPUTIME_ID) / threads
-               : seconds_of(CLOCK_MONOTONIC);
-  }
+  double now() const { return bench_seconds(arguments.clock, threads); }
 };
 
 struct PackShape {
@@ -55,7 +51,7 @@ struct PackShape {
 /// One pair of types at one shape; bytes read and written count, as they do for the copy.
 void pack_line(const Case& c, HostDevice* device, LinearOps* ops, PeakMeter* meter, DType source,
                WeightKind kind, PackShape shape) {
-  const DType packed = kind == WeightKind::kF32 ? DType::kF32 : DType::kBf16;
+  const DType packed = weight_dtype(kind);
   const std::string name =
       cat("pack ", dtype_name(source), " to ", dtype_name(packed), " ", shape.out, "x", shape.in);
   if (!c.arguments.wants(name)) return;

@@ -11,9 +11,8 @@
 
 #include "engine/core/strings.h"
 #include "engine/model/adapter_file.h"
-#include "engine/model/weights.h"
 #include "tests/bench/bench_program.h"
-#include "tests/bench/timing.h"
+#include "tests/trainer/network_bench.h"
 #include "tests/trainer/toy_job.h"
 #include "trainer/train_step.h"
 
@@ -30,38 +29,28 @@ constexpr int64_t kGlobalBatch = 16, kTokens = 96;
 /// Medians of the seconds of every hundred steps.
 std::vector<double> hundreds(int threads, device::BenchClock clock) {
   const trainer::testing::ToyJob job = trainer::testing::make_toy_job("bench_steady");
-  const model::ModelConfig config = model::read_model_config(job.assignment.spec.model);
-  const auto weights = model::ModelWeights::open(job.assignment.spec.model, config);
   const auto tokens = text::TokenFile::open(job.assignment.token_file);
   trainer::DataOrder order({{tokens.summary().num_rows, 1}}, kGlobalBatch, 7);
   trainer::MicroBatcher batcher(tokens, kTokens, kGlobalBatch);
-  const auto device =
-      device::HostDevice::create({.capacity_bytes = uint64_t{256} << 20, .num_threads = threads});
-  const auto stream = device->create_stream();
-  device::OpSet ops = device->all_ops(*stream);
-  const auto base =
-      nn::BaseWeights::load(*device, *stream, *ops.linear, config, weights, DType::kF32);
-  model::MemorySettings settings;
-  settings.linears = model::adapted_linears(config, job.assignment.spec.lora);
-  settings.micro_batch_tokens = settings.micro_batch_rows = settings.max_position = kTokens;
-  const auto network =
-      nn::TrainNetwork::create(*device, *stream, ops, config, *base, settings, 0, 0);
-  const auto start = model::initial_adapter(settings.linears, model::LoraInit::kDefault, 1);
-  device->copy_to_device(*stream, network->parameters(), start.data(), 4 * start.size());
-  const clockid_t id =
-      clock == device::BenchClock::kProcessor ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
+  const std::string& folder = job.assignment.spec.model;
+  const auto linears =
+      model::adapted_linears(model::read_model_config(folder), job.assignment.spec.lora);
+  trainer::testing::NetworkBench bench(
+      folder, linears, model::initial_adapter(linears, model::LoraInit::kDefault, 1), kTokens,
+      device::KernelSet::kAuto, DType::kF32, threads);
   std::vector<double> medians;
   int64_t step = 0;
   for (int hundred = -1; hundred < kHundreds; ++hundred) {  // the first one warms up
     std::vector<double> seconds;
     for (int i = 0; i < 100; ++i) {
-      const double begin = seconds_of(id);
+      const double begin = device::bench_seconds(clock, threads);
       const trainer::DataPosition position = order.position(++step);
-      trainer::train_step(*network, *ops.optimizer, batcher.cut(order.batch(position), position),
-                          {}, step, 1e-5, [](size_t) {});
-      seconds.push_back(seconds_of(id) - begin);
+      trainer::train_step(*bench.network, *bench.ops.optimizer,
+                          batcher.cut(order.batch(position), position), {}, step, 1e-5,
+                          [](size_t) {});
+      seconds.push_back(device::bench_seconds(clock, threads) - begin);
     }
-    if (hundred >= 0) medians.push_back(median(seconds));
+    if (hundred >= 0) medians.push_back(device::spread_of(seconds).median);
   }
   return medians;
 }
@@ -79,7 +68,7 @@ int run(int argc, char** argv) {
   for (size_t i = 1; i < medians.size(); ++i) {
     jumps.push_back(std::abs(medians[i] / medians[i - 1] - 1));
   }
-  const double noise = 2 * median(jumps);
+  const double noise = 2 * device::spread_of(jumps).median;
   const double ratio = medians.back() / medians.front();
   const bool grew = ratio > 1 + kAllowedGrowth + noise;
   std::printf("%d %s: last hundred / first hundred = %.3f (at most %.2f, scatter %.3f): %s\n",

@@ -14,13 +14,13 @@
 #include <thread>
 #include <vector>
 
+#include "engine/core/clock.h"
 #include "engine/core/error.h"
 #include "engine/core/file.h"
 #include "engine/core/json.h"
 #include "engine/core/strings.h"
 #include "engine/text/token_file.h"
 #include "engine/text/tokenizer.h"
-#include "tests/bench/timing.h"
 
 namespace galley::bench {
 namespace {

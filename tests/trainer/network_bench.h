@@ -18,11 +18,13 @@ namespace galley::trainer::testing {
 struct NetworkBench {
   NetworkBench(const std::string& folder, const std::vector<model::AdaptedLinear>& linears,
                const std::vector<float>& values, int64_t tokens,
-               device::KernelSet kernels = device::KernelSet::kAuto, DType dtype = DType::kF32)
+               device::KernelSet kernels = device::KernelSet::kAuto, DType dtype = DType::kF32,
+               int num_threads = 1, double dropout = 0)
       : config(model::read_model_config(folder)),
         weights(model::ModelWeights::open(folder, config)),
-        device(device::HostDevice::create(
-            {.capacity_bytes = uint64_t{256} << 20, .kernels = kernels})),
+        device(device::HostDevice::create({.capacity_bytes = uint64_t{256} << 20,
+                                           .num_threads = num_threads,
+                                           .kernels = kernels})),
         stream(device->create_stream()),
         ops(device->all_ops(*stream)),
         base(nn::BaseWeights::load(*device, *stream, *ops.linear, config, weights, dtype)) {
@@ -32,7 +34,8 @@ struct NetworkBench {
     settings.micro_batch_tokens = tokens;
     settings.micro_batch_rows = tokens;
     settings.max_position = tokens;
-    network = nn::TrainNetwork::create(*device, *stream, ops, config, *base, settings, 0, 0);
+    settings.dropout = dropout > 0;
+    network = nn::TrainNetwork::create(*device, *stream, ops, config, *base, settings, dropout, 0);
     device->copy_to_device(*stream, network->parameters(), values.data(), 4 * values.size());
   }
   std::vector<float> host(const float* from) {

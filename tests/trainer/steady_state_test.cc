@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "engine/model/adapter_file.h"
-#include "engine/model/weights.h"
 #include "tests/support/counted_new.h"
+#include "tests/trainer/network_bench.h"
 #include "tests/trainer/toy_job.h"
 #include "trainer/train_step.h"
 
@@ -71,34 +71,20 @@ class Toy {
  public:
   explicit Toy(int num_threads)
       : job_(testing::make_toy_job("steady")),
-        config_(model::read_model_config(job_.assignment.spec.model)),
-        weights_(model::ModelWeights::open(job_.assignment.spec.model, config_)),
         tokens_(text::TokenFile::open(job_.assignment.token_file)),
         order_({{tokens_.summary().num_rows, 1.5}}, kGlobalBatch, 7),
         batcher_(tokens_, kTokens, kGlobalBatch),
-        device_(device::HostDevice::create(
-            {.capacity_bytes = uint64_t{256} << 20, .num_threads = num_threads})),
-        stream_(device_->create_stream()),
-        ops_(device_->all_ops(*stream_)),
-        base_(nn::BaseWeights::load(*device_, *stream_, *ops_.linear, config_, weights_,
-                                    DType::kF32)) {
-    model::MemorySettings settings;
-    settings.linears = model::adapted_linears(config_, job_.assignment.spec.lora);
-    settings.micro_batch_tokens = kTokens;
-    settings.micro_batch_rows = kTokens;
-    settings.max_position = kTokens;
-    settings.dropout = true;
-    network_ =
-        nn::TrainNetwork::create(*device_, *stream_, ops_, config_, *base_, settings, 0.1, 3);
-    const auto start = model::initial_adapter(settings.linears, model::LoraInit::kDefault, 1);
-    device_->copy_to_device(*stream_, network_->parameters(), start.data(), 4 * start.size());
-  }
+        linears_(model::adapted_linears(model::read_model_config(job_.assignment.spec.model),
+                                        job_.assignment.spec.lora)),
+        bench_(job_.assignment.spec.model, linears_,
+               model::initial_adapter(linears_, model::LoraInit::kDefault, 1), kTokens,
+               device::KernelSet::kAuto, DType::kF32, num_threads, 0.1) {}
 
   void step() {
     const DataPosition position = order_.position(++step_);
     const auto batches = batcher_.cut(order_.batch(position), position);
     most_batches_ = std::max(most_batches_, batches.size());
-    train_step(*network_, *ops_.optimizer, batches, {.clip_norm = 1}, step_, 1e-4,
+    train_step(*bench_.network, *bench_.ops.optimizer, batches, {.clip_norm = 1}, step_, 1e-4,
                [this](size_t) { ++num_micro_batches_; });
   }
   void steps_to(int64_t last) {
@@ -110,16 +96,11 @@ class Toy {
  private:
   static constexpr int64_t kGlobalBatch = 6, kTokens = 40;
   testing::ToyJob job_;
-  model::ModelConfig config_;
-  model::ModelWeights weights_;
   text::TokenFile tokens_;
   DataOrder order_;
   MicroBatcher batcher_;
-  std::unique_ptr<device::HostDevice> device_;
-  std::unique_ptr<device::Stream> stream_;
-  device::OpSet ops_;
-  std::unique_ptr<nn::BaseWeights> base_;
-  std::unique_ptr<nn::TrainNetwork> network_;
+  const std::vector<model::AdaptedLinear> linears_;
+  testing::NetworkBench bench_;
   int64_t step_ = 0;
   size_t most_batches_ = 0, num_micro_batches_ = 0;
 };

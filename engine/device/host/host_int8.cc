@@ -55,7 +55,9 @@ constexpr float kLeast = 1e-35f;
 constexpr float kRounder = 12582912.0f;
 
 /// One output into its place. False when a value is not finite.
-bool pack_output(DType dtype, const void* row, int64_t in, const Panel& panel, int64_t j) {
+bool pack_output(DType dtype, const void* row, const WeightHandle& weight, const Panel& panel,
+                 int64_t j) {
+  const int64_t in = weight.in;
   float largest = 0, strange = 0;
   for (int64_t i = 0; i < in; ++i) {
     const float value = value_of(dtype, row, i);
@@ -71,14 +73,14 @@ bool pack_output(DType dtype, const void* row, int64_t in, const Panel& panel, i
     panel.values[place_of(i, j)] = static_cast<int8_t>(rounded);
     sum += rounded;
   }
-  for (int64_t i = in; i < (in + 3) / 4 * 4; ++i) panel.values[place_of(i, j)] = 0;
+  for (int64_t i = in; i < stored_inputs(weight); ++i) panel.values[place_of(i, j)] = 0;
   panel.scales[j] = largest > kLeast ? largest / 127.0f : 0.0f;
   panel.sums[j] = sum;
   return true;
 }
 
-void clear_output(int64_t in, const Panel& panel, int64_t j) {
-  for (int64_t i = 0; i < (in + 3) / 4 * 4; ++i) panel.values[place_of(i, j)] = 0;
+void clear_output(const WeightHandle& weight, const Panel& panel, int64_t j) {
+  for (int64_t i = 0; i < stored_inputs(weight); ++i) panel.values[place_of(i, j)] = 0;
   panel.scales[j] = 0;
   panel.sums[j] = 0;
 }
@@ -94,28 +96,24 @@ void pack_host_int8_weight(const HostRuntime& runtime, const WeightHandle& weigh
                            const SourceRows& rows) {
   if (rows.num_rows == 0) return;
   const int64_t row_end = rows.row_begin + rows.num_rows;
-  const int64_t first_panel = rows.row_begin / kPanelOutputs;
-  const int64_t panels = (row_end - 1) / kPanelOutputs + 1 - first_panel;
   const auto row_bytes = weight.in * static_cast<int64_t>(dtype_bytes(rows.dtype));
   std::atomic<int64_t> strange{row_end};  // the first row with a value that is not finite
-  runtime.pool->parallel_for(panels, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t index = first_panel + begin; index < first_panel + end; ++index) {
-      const Panel panel = panel_of(weight, index);
-      const int64_t last = std::min(row_end, (index + 1) * kPanelOutputs);
-      for (int64_t row = std::max(rows.row_begin, index * kPanelOutputs); row < last; ++row) {
-        const auto* from =
-            static_cast<const std::byte*>(rows.data) + (row - rows.row_begin) * row_bytes;
-        if (pack_output(rows.dtype, from, weight.in, panel, row % kPanelOutputs)) continue;
-        int64_t seen = strange.load();
-        while (row < seen && !strange.compare_exchange_weak(seen, row)) {
-        }
-      }
-      // The call that brings the last row also clears the padding behind it.
-      for (int64_t j = last; last == weight.out && j < (index + 1) * kPanelOutputs; ++j) {
-        clear_output(weight.in, panel, j % kPanelOutputs);
+  const auto pack = [&](int64_t index, int64_t first, int64_t last) {
+    const Panel panel = panel_of(weight, index);
+    for (int64_t row = first; row < last; ++row) {
+      const auto* from =
+          static_cast<const std::byte*>(rows.data) + (row - rows.row_begin) * row_bytes;
+      if (pack_output(rows.dtype, from, weight, panel, row % kPanelOutputs)) continue;
+      int64_t seen = strange.load();
+      while (row < seen && !strange.compare_exchange_weak(seen, row)) {
       }
     }
-  });
+    // The call that brings the last row also clears the padding behind it.
+    for (int64_t j = last; last == weight.out && j < (index + 1) * kPanelOutputs; ++j) {
+      clear_output(weight, panel, j % kPanelOutputs);
+    }
+  };
+  for_panels(runtime, rows, pack, [] {});
   if (strange.load() < row_end) {
     throw Error(Reason::kBadModel, cat("row ", strange.load(),
                                        " of a weight has a value that is not finite; int8 weights "
@@ -123,8 +121,6 @@ void pack_host_int8_weight(const HostRuntime& runtime, const WeightHandle& weigh
   }
 }
 
-/// Splits rows when every thread gets several register tiles, else columns: then each thread reads
-/// its own part of the weight only.
 void multiply_host_int8(const HostRuntime& runtime, const ConstMatrix& x,
                         const WeightHandle& weight, const Matrix& y, Write write) {
   if (y.rows == 0) return;
@@ -140,30 +136,12 @@ void multiply_host_int8(const HostRuntime& runtime, const ConstMatrix& x,
   task.c_row = y.stride;
   task.add = write == Write::kAdd;
   const Int8Kernels& kernels = int8_kernels(*runtime.kernels);
-  const int64_t panels = (task.n + kPanelOutputs - 1) / kPanelOutputs;
   const int64_t work = (task.m + kRowsOfReading) * task.n * task.k;
-  const int64_t wanted = std::clamp<int64_t>(work / kWorkPerThread, 1, runtime.pool->size());
-  if (wanted == 1) {
-    kernels.product(task, 0, task.m, 0, task.n, runtime.gemm_scratch(0));
-    return;
-  }
-  const bool by_rows = task.m >= 4 * kernels.tile_rows * wanted || panels < wanted;
-  const int64_t count = by_rows ? task.m : panels;
-  const int64_t grain = by_rows ? kernels.tile_rows : 1;
-  const int64_t share = (count + wanted - 1) / wanted;
-  const int64_t part = (share + grain - 1) / grain * grain;
-  runtime.pool->run([&](int thread) {
-    const int64_t begin = std::min(count, thread * part);
-    const int64_t end = std::min(count, begin + part);
-    if (begin == end) return;
-    float* const scratch = runtime.gemm_scratch(thread);
-    if (by_rows) {
-      kernels.product(task, begin, end, 0, task.n, scratch);
-    } else {
-      kernels.product(task, 0, task.m, begin * kPanelOutputs, std::min(task.n, end * kPanelOutputs),
-                      scratch);
-    }
-  });
+  const int64_t threads = std::clamp<int64_t>(work / kWorkPerThread, 1, runtime.pool->size());
+  split_product(runtime, task.m, task.n, kernels.tile_rows, threads,
+                [&](int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* scratch) {
+                  kernels.product(task, m0, m1, n0, n1, scratch);
+                });
 }
 
 void read_host_int8_row(const WeightHandle& weight, int64_t row, float* to) {

@@ -11,10 +11,6 @@ namespace {
 constexpr int64_t kWorkPerThread = 200'000;
 constexpr int64_t kRowsOfReading = 7;
 
-int64_t round_up_to(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 class HostLinearOps final : public LinearOps {
  public:
   explicit HostLinearOps(const HostRuntime& runtime) : runtime_(runtime) {}
@@ -70,37 +66,19 @@ GemmTask narrow_task(const GemmTask& t) {
   return narrow;
 }
 
-/// Splits rows when every thread gets several register tiles, else columns: then each thread reads
-/// its own part of the weight only, and the narrow product, which all need, goes before.
+/// Where threads split columns the narrow product, which all need, goes before.
 void HostLinearOps::multiply(GemmTask t) {
   if (t.m == 0 || t.n == 0) return;
   const GemmKernels& kernels = runtime_.kernels->gemm;
-  const int64_t panels = (t.n + kPanelOutputs - 1) / kPanelOutputs;
-  const int64_t work = (t.m + kRowsOfReading) * t.n * (t.k + t.k2);
-  const int64_t wanted = threads_for(work);
-  if (wanted == 1) {
-    kernels.gemm(t, 0, t.m, 0, t.n, runtime_.gemm_scratch(0));
-    return;
-  }
-  const bool by_rows = t.m >= 4 * kernels.tile_rows * wanted || panels < wanted;
-  if (!by_rows && t.down != nullptr) {
+  const int64_t threads = threads_for((t.m + kRowsOfReading) * t.n * (t.k + t.k2));
+  if (threads > 1 && t.down != nullptr && !splits_rows(t.m, t.n, kernels.tile_rows, threads)) {
     multiply(narrow_task(t));
     t.down = nullptr;
   }
-  const int64_t count = by_rows ? t.m : panels;
-  const int64_t grain = by_rows ? kernels.tile_rows : 1;
-  const int64_t part = round_up_to((count + wanted - 1) / wanted, grain);
-  runtime_.pool->run([&](int thread) {
-    const int64_t begin = std::min(count, thread * part);
-    const int64_t end = std::min(count, begin + part);
-    if (begin == end) return;
-    float* const scratch = runtime_.gemm_scratch(thread);
-    if (by_rows) {
-      kernels.gemm(t, begin, end, 0, t.n, scratch);
-    } else {
-      kernels.gemm(t, 0, t.m, begin * kPanelOutputs, std::min(t.n, end * kPanelOutputs), scratch);
-    }
-  });
+  split_product(runtime_, t.m, t.n, kernels.tile_rows, threads,
+                [&](int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* scratch) {
+                  kernels.gemm(t, m0, m1, n0, n1, scratch);
+                });
 }
 
 /// Threads take columns, of which each reads its own: no sums to join.

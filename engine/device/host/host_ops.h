@@ -4,6 +4,7 @@
 // Used by the device's one worker thread. No operation allocates: scratch comes from the runtime.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "engine/core/dtype.h"
@@ -29,6 +30,37 @@ struct HostRuntime {
   }
 };
 
+/// Threads split the rows of a product [m, n] when each gets several register tiles, else its
+/// columns: then each reads its own part of the weight only.
+inline bool splits_rows(int64_t m, int64_t n, int tile_rows, int64_t threads) {
+  return m >= 4 * tile_rows * threads || (n + kPanelOutputs - 1) / kPanelOutputs < threads;
+}
+
+/// part(m0, m1, n0, n1, scratch) on `threads` threads of the pool, which together take all of
+/// [m, n]; columns in whole panels.
+template <typename Part>
+void split_product(const HostRuntime& runtime, int64_t m, int64_t n, int tile_rows, int64_t threads,
+                   const Part& part) {
+  if (threads == 1) {
+    part(int64_t{0}, m, int64_t{0}, n, runtime.gemm_scratch(0));
+    return;
+  }
+  const bool by_rows = splits_rows(m, n, tile_rows, threads);
+  const int64_t count = by_rows ? m : n;
+  const int64_t grain = by_rows ? tile_rows : kPanelOutputs;
+  const int64_t share = ((count + threads - 1) / threads + grain - 1) / grain * grain;
+  runtime.pool->run([&](int thread) {
+    const int64_t begin = std::min(count, thread * share);
+    const int64_t end = std::min(count, begin + share);
+    if (begin == end) return;
+    if (by_rows) {
+      part(begin, end, int64_t{0}, n, runtime.gemm_scratch(thread));
+    } else {
+      part(int64_t{0}, m, begin, end, runtime.gemm_scratch(thread));
+    }
+  });
+}
+
 /// Inputs of a panel as they are stored: an even number for bf16, a multiple of 4 for int8.
 inline int64_t stored_inputs(const WeightHandle& weight) {
   if (weight.kind == WeightKind::kInt8) return (weight.in + 3) / 4 * 4;
@@ -42,6 +74,23 @@ struct SourceRows {
   const void* data = nullptr;
   int64_t row_begin = 0, num_rows = 0;
 };
+
+/// body(panel, first, last) for every panel that rows [first, last) of these belong to, with all
+/// threads of the pool; done() on each thread behind its last one.
+template <typename Body, typename Done>
+void for_panels(const HostRuntime& runtime, const SourceRows& rows, const Body& body,
+                const Done& done) {
+  const int64_t row_end = rows.row_begin + rows.num_rows;
+  const int64_t first_panel = rows.row_begin / kPanelOutputs;
+  const int64_t panels = (row_end - 1) / kPanelOutputs + 1 - first_panel;
+  runtime.pool->parallel_for(panels, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t panel = first_panel + begin; panel < first_panel + end; ++panel) {
+      body(panel, std::max(rows.row_begin, panel * kPanelOutputs),
+           std::min(row_end, (panel + 1) * kPanelOutputs));
+    }
+    done();
+  });
+}
 
 /// Packs the rows into their panels with all threads of the pool; the call that brings the last row
 /// also clears the padding behind it.

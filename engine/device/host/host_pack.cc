@@ -244,35 +244,27 @@ void clear_outputs(uint32_t* panel, int64_t words, int64_t begin) {
 void pack_host_weight(const HostRuntime& runtime, const WeightHandle& weight,
                       const SourceRows& rows) {
   if (rows.num_rows == 0) return;
-  const int64_t row_end = rows.row_begin + rows.num_rows;
-  const int64_t first_panel = rows.row_begin / kPanelOutputs;
-  const int64_t panels = (row_end - 1) / kPanelOutputs + 1 - first_panel;
   const bool pairs = weight.kind == WeightKind::kBf16;
   const int64_t words = pairs ? stored_inputs(weight) / 2 : weight.in;
   const auto row_bytes = weight.in * static_cast<int64_t>(dtype_bytes(rows.dtype));
   const PackPart pack = packer_of(weight.kind, rows.dtype);
-  auto* const panels_begin = weight.arena->at<uint32_t>(weight.offset_bytes);
-  runtime.pool->parallel_for(panels, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t panel = first_panel + begin; panel < first_panel + end; ++panel) {
-      const int64_t first = std::max(rows.row_begin, panel * kPanelOutputs);
-      const int64_t last = std::min(row_end, (panel + 1) * kPanelOutputs);
-      PanelPart part;
-      part.rows = static_cast<const std::byte*>(rows.data) + (first - rows.row_begin) * row_bytes;
-      part.row_bytes = row_bytes;
-      part.in = weight.in;
-      part.words = words;
-      part.whole_words = pairs ? weight.in / 2 : words;
-      part.begin = first % kPanelOutputs;
-      part.end = part.begin + last - first;
-      part.panel = panels_begin + panel * words * kPanelOutputs;
-      pack(part);
-      // The call that brings the last row also clears the padding behind it.
-      if (last == weight.out && part.end < kPanelOutputs) {
-        clear_outputs(part.panel, words, part.end);
-      }
-    }
-    _mm_sfence();  // the streamed lines are seen by all before the others are told
-  });
+  auto* const panels = weight.arena->at<uint32_t>(weight.offset_bytes);
+  const auto pack_panel = [&](int64_t panel, int64_t first, int64_t last) {
+    PanelPart part;
+    part.rows = static_cast<const std::byte*>(rows.data) + (first - rows.row_begin) * row_bytes;
+    part.row_bytes = row_bytes;
+    part.in = weight.in;
+    part.words = words;
+    part.whole_words = pairs ? weight.in / 2 : words;
+    part.begin = first % kPanelOutputs;
+    part.end = part.begin + last - first;
+    part.panel = panels + panel * words * kPanelOutputs;
+    pack(part);
+    // The call that brings the last row also clears the padding behind it.
+    if (last == weight.out && part.end < kPanelOutputs) clear_outputs(part.panel, words, part.end);
+  };
+  // The streamed lines are seen by all before the others are told.
+  for_panels(runtime, rows, pack_panel, [] { _mm_sfence(); });
 }
 
 }  // namespace galley::device

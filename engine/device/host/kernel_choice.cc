@@ -1,10 +1,9 @@
 #include "engine/device/host/kernel_choice.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstdlib>
 
+#include "engine/core/clock.h"
 #include "engine/core/error.h"
 #include "engine/core/random.h"
 #include "engine/core/strings.h"
@@ -24,11 +23,7 @@ constexpr int kMostTurns = 12;
 constexpr int kTrialTurns = 2;
 constexpr double kHopeless = 0.6;
 
-double thread_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
+double thread_seconds() { return seconds_of(CLOCK_THREAD_CPUTIME_ID); }
 
 constexpr size_t kAlignment = 64;
 
@@ -140,7 +135,7 @@ class KernelTimer {
     task.a_row = product.k;
     task.b_form = product.form;
     task.b = weights_.as<void>();
-    task.b_stride = work_.weights == WeightKind::kBf16 ? (product.in + 1) / 2 * 2 : product.in;
+    task.b_stride = stored_inputs({.kind = work_.weights, .in = product.in});
     task.m = rows;
     task.n = product.n;
     task.k = product.k;

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 #include <utility>
 
+#include "engine/core/clock.h"
 #include "engine/core/error.h"
 #include "engine/device/host/host_memory.h"
 #include "engine/device/host/peak_loops.h"
@@ -19,10 +19,8 @@ constexpr size_t kRatePadding = 64 / sizeof(double);
 constexpr int64_t kRounds = 4000;
 constexpr int kSpinsBeforeYield = 10000;
 
-double seconds_of(BenchClock clock) {
-  timespec time = {};
-  clock_gettime(clock == BenchClock::kWall ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+double thread_seconds(BenchClock clock) {
+  return seconds_of(clock == BenchClock::kWall ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID);
 }
 
 using Loop = double (*)(int64_t rounds);
@@ -83,6 +81,11 @@ bool instruction_usable(Instruction instruction) {
   return false;
 }
 
+double bench_seconds(BenchClock clock, int threads) {
+  return clock == BenchClock::kWall ? seconds_of(CLOCK_MONOTONIC)
+                                    : seconds_of(CLOCK_PROCESS_CPUTIME_ID) / threads;
+}
+
 Instruction f32_instruction(KernelSet kernels) {
   switch (kernels) {
     case KernelSet::kAuto:
@@ -137,9 +140,9 @@ double PeakMeter::sum_of_rates(const Body& body) {
         sched_yield();  // the others may wait for this very core
       }
     }
-    const double begin = seconds_of(clock_);
+    const double begin = thread_seconds(clock_);
     const double done = body(thread, begin);
-    rates_[static_cast<size_t>(thread) * kRatePadding] = done / (seconds_of(clock_) - begin);
+    rates_[static_cast<size_t>(thread) * kRatePadding] = done / (thread_seconds(clock_) - begin);
   });
   double sum = 0;
   for (size_t i = 0; i < rates_.size(); i += kRatePadding) sum += rates_[i];
@@ -153,7 +156,7 @@ double PeakMeter::operations_per_second(Instruction instruction, double seconds)
     double done = 0;
     do {
       done += loop(kRounds);
-    } while (seconds_of(clock_) - begin < seconds);
+    } while (thread_seconds(clock_) - begin < seconds);
     return done;
   });
 }

@@ -40,6 +40,9 @@ Instruction product_instruction(KernelSet kernels, WeightKind kind);
 /// Time that readings count: what passes, or the processor time of each thread (for a machine that
 /// others load; it hides waiting).
 enum class BenchClock : uint8_t { kWall, kProcessor };
+/// Seconds so far; processor time is the process's per thread, so that both clocks give comparable
+/// ones.
+double bench_seconds(BenchClock clock, int threads);
 
 class PeakMeter {
  public:
