@@ -131,11 +131,20 @@ class ElementwiseOps {
 class TokenOps {
  public:
   virtual ~TokenOps() = default;
-  /// y [T, in] sets rows `ids` (device i32 [T]) of a packed weight, widened to f32.
-  void gather_rows(const WeightHandle& table, const int32_t* ids, const Matrix& y);
+  /// y [T, in] sets rows ids[i] - first_id (device i32 [T]) of a packed weight, widened to f32; ids
+  /// that lie outside the weight (another worker's part of a divided table) give zeros.
+  void gather_rows(const WeightHandle& table, const int32_t* ids, int32_t first_id,
+                   const Matrix& y);
   /// y sets x * rstd * weight [h]; rstd [T] sets 1 / sqrt(mean(x^2) + eps) (sum in f32 or better).
   void rmsnorm_forward(const ConstMatrix& x, const float* weight, float eps, const Matrix& y,
                        float* rstd);
+  /// Norm of each head of x [T, num_heads * head_dim] by itself, with weight [head_dim]; rstd
+  /// [T, num_heads]. y may be x's own memory.
+  void head_norm_forward(const ConstMatrix& x, int64_t head_dim, const float* weight, float eps,
+                         const Matrix& y, float* rstd);
+  /// dx sets the gradient from dy and the norm's input x; dx may be dy's own memory.
+  void head_norm_backward(const ConstMatrix& dy, const ConstMatrix& x, int64_t head_dim,
+                          const float* weight, const float* rstd, const Matrix& dx);
   /// dx sets/adds the gradient; the weight is frozen.
   void rmsnorm_backward(const ConstMatrix& dy, const ConstMatrix& x, const float* weight,
                         const float* rstd, const Matrix& dx, Write write);
@@ -145,22 +154,31 @@ class TokenOps {
   enum class Direction { kForward, kBackward };
   void rope(const Matrix& x, int64_t head_dim, const float* cos, const float* sin,
             const int32_t* positions, Direction direction);
-  /// y sets x * mask / (1 - p): the mask of element (row, col) is a pure function of
-  /// (seed, stream, row_ids[row], col), so recomputation and any batch split give the same mask.
-  /// row_ids: device u64 [T], the caller's stable identity of a token.
-  void dropout(const ConstMatrix& x, float p, uint64_t seed, uint64_t stream,
-               const uint64_t* row_ids, const Matrix& y, Write write);
+  /// Which mask: that of element (row, col) is a pure function of (seed, stream, row_ids[row],
+  /// first_column + col), so recomputation, any batch split and any division of columns over
+  /// workers give the same mask. row_ids: device u64 [T], the caller's stable identity of a token.
+  struct DropoutMask {
+    float p = 0;
+    uint64_t seed = 0, stream = 0;
+    const uint64_t* row_ids = nullptr;
+    int64_t first_column = 0;
+  };
+  /// y sets/adds x * mask / (1 - p).
+  void dropout(const ConstMatrix& x, const DropoutMask& mask, const Matrix& y, Write write);
 
  protected:
-  virtual void do_gather_rows(const WeightHandle&, const int32_t*, const Matrix&) = 0;
+  virtual void do_gather_rows(const WeightHandle&, const int32_t*, int32_t, const Matrix&) = 0;
+  virtual void do_head_norm_forward(const ConstMatrix&, int64_t, const float*, float, const Matrix&,
+                                    float*) = 0;
+  virtual void do_head_norm_backward(const ConstMatrix&, const ConstMatrix&, int64_t, const float*,
+                                     const float*, const Matrix&) = 0;
   virtual void do_rmsnorm_forward(const ConstMatrix&, const float*, float, const Matrix&,
                                   float*) = 0;
   virtual void do_rmsnorm_backward(const ConstMatrix&, const ConstMatrix&, const float*,
                                    const float*, const Matrix&, Write) = 0;
   virtual void do_rope(const Matrix&, int64_t, const float*, const float*, const int32_t*,
                        Direction) = 0;
-  virtual void do_dropout(const ConstMatrix&, float, uint64_t, uint64_t, const uint64_t*,
-                          const Matrix&, Write) = 0;
+  virtual void do_dropout(const ConstMatrix&, const DropoutMask&, const Matrix&, Write) = 0;
 };
 
 /// One run of query rows of one sequence against its keys and values (causal).
@@ -180,6 +198,11 @@ constexpr ProductOperands attention_operands(DType weights) {
 struct AttentionShape {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   float scale = 0;  // usually 1 / sqrt(head_dim); not negative
+  /// Query head h uses key/value head (first_in_group + h) / heads_per_kv; 0: num_heads /
+  /// num_kv_heads. Of a worker that holds a range of the heads the first and last group may be
+  /// incomplete.
+  int64_t heads_per_kv = 0, first_in_group = 0;
+  int64_t window = 0;  // a query sees itself and the window - 1 keys before it; 0: all
   ProductOperands operands = ProductOperands::kExact;
 };
 
@@ -216,10 +239,21 @@ class LossOps {
                      double* losses);
   /// The same without writing the gradient.
   void cross_entropy_loss_only(const ConstMatrix& logits, const int32_t* targets, double* losses);
+  /// Of a divided vocabulary, logits [n, V of this worker] of tokens first_token ..: parts (device
+  /// f64 [n, 3]) sets the largest logit, the sum of exp(logit - largest) in f64, and the logit of
+  /// the target (0 when another worker has it).
+  void cross_entropy_part(const ConstMatrix& logits, const int32_t* targets, int32_t first_token,
+                          double* parts);
+  /// logits -> in place gradient, from the log-sum-exp over the whole vocabulary (device f64 [n]).
+  void cross_entropy_apply(const Matrix& logits, const int32_t* targets, int32_t first_token,
+                           const double* log_sum_exp, float gradient_scale);
 
  protected:
   virtual void do_cross_entropy(const Matrix&, const int32_t*, float, double*) = 0;
   virtual void do_cross_entropy_loss_only(const ConstMatrix&, const int32_t*, double*) = 0;
+  virtual void do_cross_entropy_part(const ConstMatrix&, const int32_t*, int32_t, double*) = 0;
+  virtual void do_cross_entropy_apply(const Matrix&, const int32_t*, int32_t, const double*,
+                                      float) = 0;
 };
 
 struct AdamWStep {

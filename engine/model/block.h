@@ -13,34 +13,22 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/model/layout.h"
 #include "engine/model/lora.h"
 #include "engine/model/memory_plan.h"
 #include "engine/model/model_config.h"
 
 namespace galley::model {
 
-/// Widths of what one worker holds: the whole model for one worker, a slice of heads, features and
-/// vocabulary under tensor parallelism, a range of layers under pipeline parallelism.
-struct WorkerShape {
-  int64_t first_layer = 0, num_layers = 0;
-  int64_t hidden = 0, intermediate = 0, vocab_size = 0;
-  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  bool has_embedding = true, has_head = true;
-  int64_t q_width() const { return num_heads * head_dim; }
-  int64_t kv_width() const { return num_kv_heads * head_dim; }
-  ProjectionWidths widths() const { return {hidden, intermediate, q_width(), kv_width()}; }
-  int64_t projection_out(Projection projection) const { return widths().out(projection); }
-  int64_t projection_in(Projection projection) const { return widths().in(projection); }
-};
-/// Error(kUnsupported) naming a parallel size that this version does not have.
-WorkerShape worker_shape(const ModelConfig& config, const ParallelLayout& layout,
-                         const WorkerPosition& position);
-
 /// Activations of a block. T tokens, h hidden, f intermediate, r rank.
 enum class Slot : uint8_t {
   kInput,          // [T, h] residual stream that enters
   kAttentionNorm,  // [T, h]
   kAttentionRstd,  // [T]
+  kQRaw,           // [T, q_width] before its norm; models with qk_norm only
+  kKRaw,           // [T, kv_width]
+  kQRstd,          // [T, num_heads]
+  kKRstd,          // [T, num_kv_heads]
   kQ,              // [T, q_width] after rotation
   kK,              // [T, kv_width] after rotation
   kV,              // [T, kv_width]
@@ -65,7 +53,7 @@ std::string_view slot_name(Slot slot);
 /// Columns of a slot; `rank` is used by low-rank slots only.
 int64_t slot_width(const WorkerShape& shape, Slot slot, int64_t rank);
 
-enum class BlockOp : uint8_t { kNorm, kLinear, kRotate, kAttention, kSwiglu };
+enum class BlockOp : uint8_t { kNorm, kLinear, kHeadNorm, kRotate, kAttention, kSwiglu };
 
 /// One operation. A linear with a residual gives output = residual + x W^T, the others output =
 /// f(x).
@@ -74,12 +62,17 @@ struct BlockOperation {
   Projection projection = Projection::kQ;  // of a linear
   std::vector<Slot> inputs;
   Slot output = Slot::kInput;
-  Slot statistic = Slot::kInput;  // of norm (rstd) and attention (lse); else kInput
+  Slot statistic = Slot::kInput;  // of norms (rstd) and attention (lse); else kInput
   bool has_residual = false;
   Slot residual = Slot::kInput;
 };
+/// What decides the list beside widths. (More fields as families need them.)
+struct BlockKind {
+  bool qk_norm = false;
+  bool operator==(const BlockKind&) const = default;
+};
 /// The operations of a block, in forward order.
-const std::vector<BlockOperation>& block_operations();
+const std::vector<BlockOperation>& block_operations(const BlockKind& kind);
 
 /// Which linears of one layer are adapted: rank per projection, 0 = not adapted.
 using LayerRanks = std::array<int64_t, kNumProjections>;
@@ -106,11 +99,11 @@ struct BlockBackward {
   std::array<Keep, kNumSlots> keep{};
   /// Operations that backward runs again first, in forward order: whole blocks' recomputation, or
   /// the cheap ones (norms, swiglu) whose inputs are kept anyway.
-  std::vector<Rerun> rerun;  // by index of block_operations()
+  std::vector<Rerun> rerun;  // by index of block_operations(kind)
   bool reads(Slot slot) const { return keep[static_cast<size_t>(slot)] != Keep::kDrop; }
 };
 /// `input_needs_gradient`: an adapted linear lies in a lower layer.
-BlockBackward block_backward(const LayerRanks& ranks, bool input_needs_gradient,
-                             bool recompute_block);
+BlockBackward block_backward(const BlockKind& kind, const LayerRanks& ranks,
+                             bool input_needs_gradient, bool recompute_block);
 
 }  // namespace galley::model

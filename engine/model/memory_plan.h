@@ -9,27 +9,21 @@
 #include <vector>
 
 #include "engine/core/device_traits.h"
+#include "engine/model/layout.h"
 #include "engine/model/lora.h"
 #include "engine/model/model_config.h"
 
 namespace galley::model {
 
-struct ParallelLayout {
-  int tp_size = 1, pp_size = 1, dp_size = 1;
-};
-struct WorkerPosition {
-  int tp_rank = 0, pp_rank = 0, dp_rank = 0;
-};
-
 /// What of a job decides its bytes.
 struct MemorySettings {
-  std::vector<AdaptedLinear> linears;
-  DType weight_dtype = DType::kF32;  // of packed linear weights: kF32 or kBf16
-  int64_t micro_batch_tokens = 0;    // most tokens of a micro batch
-  int64_t micro_batch_rows = 0;      // most rows (segments) of a micro batch
-  int64_t micro_batch_targets = 0;   // most target positions; 0: micro_batch_tokens
-  int64_t max_position = 0;          // rows of the rotary tables
-  bool recompute_blocks = false;     // keep only each block's input
+  std::vector<AdaptedLinear> linears;  // of the whole model; a worker holds its shards
+  DType weight_dtype = DType::kF32;    // of packed linear weights: kF32 or kBf16
+  int64_t micro_batch_tokens = 0;      // most tokens of a micro batch
+  int64_t micro_batch_rows = 0;        // most rows (segments) of a micro batch
+  int64_t micro_batch_targets = 0;     // most target positions; 0: micro_batch_tokens
+  int64_t max_position = 0;            // rows of the rotary tables
+  bool recompute_blocks = false;       // keep only each block's input
   bool dropout = false;
   int64_t logits_chunk_rows = 0;  // 0: chosen by the plan
 };
@@ -70,7 +64,12 @@ struct MemoryPlan {
 /// "first_moments", "second_moments"; activations: step inputs, "rotary.cos", "rotary.sin",
 /// "acts.L.SLOT" for what backward of layer L reads, "forward.SLOT" and "backward.SLOT" for what is
 /// used within one layer only, "stream" and "d_stream" (residual stream and its gradient),
-/// "loss.*". Error(kUnsupported) naming a parallel size that this version does not have.
+/// "loss.*". A stage of a pipeline keeps pipeline_slots() micro batches for backward: what of them
+/// is kept lives through the whole step, and is named "slot1.acts.L.SLOT" from the second one on; a
+/// stage's input is its first layer's "acts.L.input" or, where that is not kept, "stream". Layers
+/// have their numbers of the whole model, also in moments. "shared_gradients" (trainable) is the
+/// vector of AdapterShards::num_shared. "loss.parts" and "loss.log_sum_exp": divided vocabulary.
+/// Error as require_layout().
 MemoryPlan memory_plan(const ModelConfig& config, const ParallelLayout& layout,
                        const WorkerPosition& position, const MemorySettings& settings,
                        const DeviceTraits& traits);
@@ -111,5 +110,22 @@ struct TokenFlops {
 };
 TokenFlops training_flops(const ModelConfig& config, const std::vector<AdaptedLinear>& linears,
                           double mean_context, double target_fraction, bool recompute_blocks);
+/// Of one worker of a group, forward and backward apart: its slice of the layers of its stage, the
+/// head on the last one.
+struct WorkerFlops {
+  double forward = 0, backward = 0;
+};
+WorkerFlops worker_flops(const ModelConfig& config, const std::vector<AdaptedLinear>& linears,
+                         const WorkerPlace& place, double mean_context, double target_fraction,
+                         bool recompute_blocks);
+/// Bytes that one worker sends for one token of a training step (activations and their gradients
+/// between stages and tensor-parallel workers), and once per optimizer step (the adapter's
+/// gradients). Of f32 values; all-reduces count 2 (n - 1) / n times their size.
+struct WorkerTraffic {
+  double tensor_bytes_per_token = 0, stage_bytes_per_token = 0, step_bytes = 0;
+  int tensor_calls_per_micro_batch = 0;  // all-reduces
+};
+WorkerTraffic worker_traffic(const ModelConfig& config, const std::vector<AdaptedLinear>& linears,
+                             const WorkerPlace& place, bool recompute_blocks);
 
 }  // namespace galley::model

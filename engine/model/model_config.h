@@ -45,8 +45,11 @@ struct ModelConfig {
   int64_t max_position = 0;
   double rms_eps = 1e-6;
   bool tied_embeddings = false;
-  bool attention_bias = false;  // q, k, v, o
-  bool mlp_bias = false;        // gate, up, down
+  bool qkv_bias = false;       // q, k, v
+  bool o_bias = false;         // o
+  bool mlp_bias = false;       // gate, up, down
+  bool qk_norm = false;        // RMSNorm of each query and key head before rotation
+  int64_t sliding_window = 0;  // a query sees itself and the window - 1 keys before it; 0: all
   RopeConfig rope;
   DType stored_dtype =
       DType::kF32;               // torch_dtype / dtype of the config; the files decide per tensor

@@ -26,6 +26,8 @@ enum class WeightRole : uint8_t {
   kFinalNorm,  // layer = -1
   kAttentionNorm,
   kMlpNorm,  // [hidden]
+  kQNorm,
+  kKNorm,  // [head_dim], models with qk_norm
   kProjection,
   kProjectionBias,  // with `projection`
 };

@@ -13,8 +13,10 @@
 #include <span>
 #include <vector>
 
+#include "engine/device/communicator.h"
 #include "engine/device/host/host_device.h"
 #include "engine/model/adapter_file.h"
+#include "engine/model/adapter_shards.h"
 #include "engine/model/memory_plan.h"
 #include "engine/model/weights.h"
 
@@ -45,8 +47,9 @@ struct StepPlan {
 /// f32 stays f32, bf16 stays bf16 (2 bytes per weight, widened exactly), anything else becomes f32.
 DType default_weight_dtype(DType stored);
 
-/// Base weights packed on a device. Read-only after load; may be shared. Owns one arena of the size
-/// of model::weights_memory_plan; handles and pointers live as long as this object.
+/// Base weights of one worker (its slice of its stage's layers) packed on a device. Read-only after
+/// load; may be shared. Owns one arena of the size of model::weights_memory_plan; handles and
+/// pointers live as long as this object. Layers have their numbers of the whole model.
 class BaseWeights {
  public:
   /// Gives the stored tensor of a weight; its bytes stay valid until the next call.
@@ -55,11 +58,13 @@ class BaseWeights {
   /// row block by row block from the memory map. Error(kOutOfMemory) when it does not fit.
   static std::unique_ptr<BaseWeights> load(device::Device& device, device::Stream& stream,
                                            device::LinearOps& ops, const model::ModelConfig& config,
-                                           const model::ModelWeights& weights, DType dtype);
-  /// The same from any source of tensors (random weights, another process).
+                                           const model::ModelWeights& weights, DType dtype,
+                                           const model::WorkerPlace& place = {});
+  /// The same from any source of whole tensors (random weights, another process).
   static std::unique_ptr<BaseWeights> load(device::Device& device, device::Stream& stream,
                                            device::LinearOps& ops, const model::ModelConfig& config,
-                                           const Source& source, DType dtype);
+                                           const Source& source, DType dtype,
+                                           const model::WorkerPlace& place = {});
   uint64_t bytes() const { return arena_.bytes(); }
   DType dtype() const { return dtype_; }
   const device::WeightHandle& embedding() const { return embedding_; }  // [vocab, hidden]
@@ -72,6 +77,9 @@ class BaseWeights {
     return layers_[static_cast<size_t>(layer)].attention_norm;
   }
   const float* mlp_norm(int layer) const { return layers_[static_cast<size_t>(layer)].mlp_norm; }
+  const float* q_norm(int layer) const { return layers_[static_cast<size_t>(layer)].q_norm; }
+  const float* k_norm(int layer) const { return layers_[static_cast<size_t>(layer)].k_norm; }
+  const model::WorkerPlace& place() const { return place_; }
 
  private:
   friend class WeightLoader;
@@ -79,8 +87,11 @@ class BaseWeights {
     std::array<device::WeightHandle, model::kNumProjections> projections;
     const float* attention_norm = nullptr;
     const float* mlp_norm = nullptr;
+    const float* q_norm = nullptr;  // [head_dim]; models with qk_norm
+    const float* k_norm = nullptr;
   };
   BaseWeights() = default;
+  model::WorkerPlace place_;
   device::Buffer arena_;
   DType dtype_ = DType::kF32;
   device::WeightHandle embedding_, head_;
@@ -88,29 +99,66 @@ class BaseWeights {
   std::vector<Layer> layers_;
 };
 
-/// Training: one micro batch at a time, gradients accumulate in the trainable arena. Allocates the
-/// trainable and activations arenas of model::memory_plan when it is made, nothing afterwards.
-/// The weights, the stream and the ops must outlive it. Same threads and kernels: same bits.
+/// What a worker of a group adds to a TrainNetwork.
+struct GroupSetup {
+  model::WorkerPlace place;
+  device::WorkerCommunicators communicators;  // must outlive the network
+};
+
+/// Training on one worker: the whole model, or its slice of one stage. Gradients accumulate in the
+/// trainable arena. Allocates the trainable and activations arenas of model::memory_plan when it is
+/// made, nothing afterwards. The weights, the stream and the ops must outlive it. Same threads and
+/// kernels: same bits. Tensor-parallel workers call forward and backward together.
 class TrainNetwork {
  public:
   static std::unique_ptr<TrainNetwork> create(device::HostDevice& device, device::Stream& stream,
                                               device::OpSet& ops, const model::ModelConfig& config,
                                               const BaseWeights& weights,
                                               const model::MemorySettings& settings, double dropout,
-                                              uint64_t dropout_seed);
+                                              uint64_t dropout_seed, const GroupSetup& group = {});
   virtual ~TrainNetwork() = default;
-  /// The flat trainable vectors (order of model::trainable_tensors), device memory.
+  /// What of the whole adapter this worker holds.
+  virtual const model::AdapterShards& shards() const = 0;
+  /// The worker's flat trainable vectors (order of shards().tensors), device memory.
   virtual float* parameters() = 0;
   virtual float* gradients() = 0;
   virtual float* first_moments() = 0;
   virtual float* second_moments() = 0;
+  /// [shards().num_shared]; null when there is none.
+  virtual float* shared_gradients() = 0;
   virtual uint64_t num_trainable() const = 0;
   /// Zeroes the gradients.
   virtual void zero_gradients() = 0;
-  /// Forward and backward of one micro batch (segments kTrain): adds gradient_scale * d(sum of
-  /// losses)/d(parameters) to the gradients; returns the sum of the losses of its targets (f64).
-  virtual double forward_backward(const StepPlan& step, double gradient_scale) = 0;
-  /// Sum of losses without gradients and without dropout.
+  /// Sums the gradients over the tensor-parallel workers and the replicas, once per optimizer step:
+  /// then those of each worker's elements are the whole ones.
+  virtual void reduce_gradients() = 0;
+
+  // A stage of a pipeline runs micro batches through slots of kept activations. Rows of a micro
+  // batch between stages have model::row_stride(hidden) elements.
+  virtual int num_slots() const = 0;
+  /// Where the input of the next forward of `slot` is received (not on the first stage).
+  virtual float* stage_input(int slot) = 0;
+  /// The output of the last forward, until the next one (not on the last stage).
+  virtual float* stage_output() = 0;
+  /// Where the gradient of the output is received before backward(); holds that of the input
+  /// after it.
+  virtual float* stage_gradient() = 0;
+  /// Elements of the three for a micro batch of so many tokens (with sequence parallelism: of this
+  /// worker's share).
+  virtual int64_t stage_elements(int64_t num_tokens) const = 0;
+  /// Forward of one micro batch (segments kTrain); the first stage embeds its ids.
+  virtual void forward(int slot, const StepPlan& step) = 0;
+  /// On the last stage: loss and its gradient, then backward; adds gradient_scale * d(sum of
+  /// losses)/d(parameters) to the gradients, returns the sum of the losses of its targets (f64). On
+  /// the others from stage_gradient(); returns 0. `step` as in the forward of this slot.
+  virtual double backward(int slot, const StepPlan& step, double gradient_scale) = 0;
+
+  /// Forward and backward of one micro batch without stages.
+  double forward_backward(const StepPlan& step, double gradient_scale) {
+    forward(0, step);
+    return backward(0, step, gradient_scale);
+  }
+  /// Sum of losses without gradients and without dropout; no stages.
   virtual double loss_only(const StepPlan& step) = 0;
 };
 
