@@ -18,7 +18,9 @@ struct GpuType {
   double peak_bf16_flops = 0;   // 0: no bf16
   uint64_t context_bytes = 0;   // device context and loaded kernels of one worker
   bool emulated = false;        // a memory-limited share of the host device
-  double relative_speed = 1.0;  // of emulated types: to the planner only
+  double relative_speed = 1.0;  // as the cluster file says ("speed")
+  double slowdown = 1.0;  // of emulated types: the fastest speed of the cluster over its own; its
+                          // workers take so many times as long, on purpose
 };
 
 /// Name of the type that stands for a node without a usable GPU: the host device itself.

@@ -4,6 +4,8 @@
 // the error bar says how far a measured peak may lie from the prediction.
 #pragma once
 
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,10 +24,21 @@ struct DataShape {
   bool measured = false;       // false: assumed from the spec alone (config.json only)
 };
 
-/// How a job would run on GPUs of one type.
+/// A GPU that a job would get, and what its worker has there.
+struct GroupGpu {
+  GpuType type;
+  int threads = 1;  // host device
+  int node = 0;     // GPUs with the same number share a node
+};
+
+/// How a job would run: on one GPU, or on a group of them, also of unlike types.
 struct PlanShape {
-  model::ParallelLayout layout;  // 1 x 1 x 1 in this version
-  int64_t micro_batch_tokens = 0;
+  model::ParallelLayout layout;
+  int64_t micro_batch_tokens = 0;  // of the replica with the largest
+  // Data parallel over unlike GPUs, by dp rank; empty: all alike.
+  std::vector<int64_t> replica_tokens;  // tokens of a micro batch
+  std::vector<double> replica_shares;   // of the tokens of a global batch; sum 1
+  std::vector<int> worker_threads;      // by group rank; empty: `threads` everywhere
   bool recompute_blocks = false;
   DType weight_dtype = DType::kF32;
   bool may_round_inputs = false;  // of products with bf16 weights
@@ -38,6 +51,13 @@ struct PredictionPart {
   uint64_t bytes = 0;
 };
 
+/// Bytes of one worker of a group, as in Prediction.
+struct WorkerNeed {
+  uint64_t planned_bytes = 0, predicted_bytes = 0, low_bytes = 0, high_bytes = 0;
+  uint64_t usable_bytes = 0;
+  uint64_t communication_bytes = 0;  // shared memory of its node's rings; inside predicted_bytes
+};
+
 struct Prediction {
   bool fits = false;
   std::string reason;            // why it does not fit, and the cheapest change that would
@@ -47,6 +67,10 @@ struct Prediction {
   uint64_t low_bytes = 0, high_bytes = 0;  // error bar of the measured peak
   uint64_t usable_bytes = 0;               // of the GPU
   std::vector<PredictionPart> parts;       // sum to predicted_bytes
+  std::vector<WorkerNeed> workers;         // by group rank; the figures above are of the one with
+                                           // the least room left
+  double idle_share = 0;           // of the group's time, waiting for each other (pipeline bubble)
+  double communication_share = 0;  // of the time of a step
   double tokens_per_second = 0;
   int64_t steps = 0;   // optimizer steps of the whole job
   double seconds = 0;  // of the whole job
@@ -63,6 +87,21 @@ model::MemorySettings memory_settings(const model::ModelConfig& config,
 
 Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spec,
                    const DataShape& data, const PlanShape& shape, const GpuType& gpu);
+/// The same for a group: `gpus` by group rank, shape.layout.num_workers() of them. Speed from the
+/// pipeline's list of operations with each stage's own time, the slowest tensor-parallel worker of
+/// a stage, the slowest replica, and what they send each other.
+Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spec,
+                   const DataShape& data, const PlanShape& shape, std::span<const GroupGpu> gpus);
+
+/// Layers of each stage such that the slowest stage is as fast as can be and every stage fits its
+/// GPU: `layer_s` and `extra_s` (embedding, head) of each stage's GPU for one micro batch, and
+/// whether `fits(stage, first layer, layers)`. Empty when no split fits. Exact (dynamic programming
+/// over stages and layers).
+struct StageCost {
+  double layer_s = 0, extra_s = 0;
+};
+std::vector<int> balance_stages(int num_layers, std::span<const StageCost> stages,
+                                const std::function<bool(int, int, int)>& fits);
 
 /// All shapes worth considering for a GPU type, best speed first; never empty: the last one is the
 /// smallest, whether it fits or not. Honours the spec's pins.

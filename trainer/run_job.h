@@ -1,16 +1,21 @@
 // run_job: one training job in one worker, from assignment to adapter.
 //
 // Opens its device, loads and packs the weights, resumes from the newest valid checkpoint, trains,
-// checkpoints, writes the adapter. Single-threaded apart from the device's pool; talks to the
+// checkpoints, writes the adapter. A worker of a group does its part of that: all of them call
+// run_job, and talk to each other through the GroupTransport only; the one with rank 0 (the leader)
+// writes files and decides when to stop. Single-threaded apart from the device's pool; talks to the
 // outside through JobEvents only. Never touches MPI.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "engine/core/error.h"
+#include "engine/core/group_transport.h"
 #include "engine/core/json.h"
 #include "engine/device/host/host_device.h"
+#include "engine/model/layout.h"
 #include "engine/model/train_spec.h"
 
 namespace galley::trainer {
@@ -31,6 +36,12 @@ struct TrainAssignment {
   double checkpoint_every_s = 600;
   int keep_checkpoints = 2;
   uint64_t planned_bytes = 0;  // what the plan said; the trainer checks that it allocates just that
+  // A worker alone has the layout 1 x 1 x 1 and no meeting.
+  model::ParallelLayout layout;
+  int group_rank = 0;
+  GroupMeeting meeting;                // how the members meet (launcher); size = num_workers()
+  std::vector<double> replica_shares;  // of the tokens of a global batch, by dp rank; empty: equal
+  double slowdown = 1;  // of an emulated GPU: it takes so many times the time that it needs
 };
 Json to_json(const TrainAssignment& assignment);
 TrainAssignment train_assignment_from_json(const Json& json);
@@ -66,6 +77,9 @@ class JobEvents {
   virtual void progress(const JobProgress& progress) = 0;
   virtual void checkpointed(int64_t step, double seconds) = 0;
   virtual void warn(const std::string& message) = 0;
+  /// This worker waits for another one of its group: no sign of progress, but nothing that it could
+  /// help. Called a few times a second; throws when waiting is of no use any more.
+  virtual void waiting() = 0;
   /// Asked between micro batches and steps.
   virtual JobCommand command() = 0;
 };
@@ -77,9 +91,14 @@ struct JobResult {
   uint64_t planned_bytes = 0, allocated_bytes = 0;
 };
 
-/// Throws Error for what ends the job (kNumerics, kBadCheckpoint, kDiskFull, kOutOfMemory, ...).
-/// When a finished adapter is already there and valid it returns kFinished at once.
-JobResult run_job(const TrainAssignment& assignment, JobEvents& events);
+/// Throws Error for what ends the job (kNumerics, kBadCheckpoint, kDiskFull, kOutOfMemory, ...;
+/// kWorkerDied when another worker of the group is gone). When a finished adapter is already there
+/// and valid it returns kFinished at once. `transport`: of a worker of a group, all members with
+/// the same assignment but for group_rank, threads, cpus and bytes; null alone. A command counts
+/// when the leader sees it; every worker returns at the same step. Of a group only the leader
+/// reports started, progress and checkpointed.
+JobResult run_job(const TrainAssignment& assignment, JobEvents& events,
+                  GroupTransport* transport = nullptr);
 
 /// Newest valid checkpoint of a job directory: its step, or -1.
 int64_t newest_checkpoint_step(const std::string& job_directory);

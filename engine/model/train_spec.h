@@ -59,6 +59,9 @@ struct TrainSpec {
   int64_t priority = 0;
   // Pins ([train.plan]); empty or -1: galley's business.
   std::string gpu_type;
+  int64_t tp = -1, pp = -1, dp = -1;  // parallel sizes
+  std::vector<int64_t> stage_layers;  // layers of each stage; with pp
+  bool sequence_parallel = false;     // with tp
   int64_t micro_batch_tokens = -1;
   int64_t threads = -1;  // host device threads
   std::string kernels;   // host kernel set
