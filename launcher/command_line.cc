@@ -348,6 +348,14 @@ void add_file_commands(Parser* p) {
     return 0;
   });
 
+  auto status = std::make_shared<StatusOptions>();
+  sub = p->command("status", "jobs, GPUs, speed, memory and time left of a run, from any node");
+  sub->add_option("run", status->run_directory, "run directory")->required();
+  sub->add_flag("--watch", status->watch, "again every two seconds until the run has ended");
+  add_json_flag(sub, &status->form);
+  p->on<StatusOptions>(sub, status,
+                       [p](const StatusOptions& o) { return command_status(o, p->streams); });
+
   auto directory = std::make_shared<std::string>();
   sub = p->command("exit-code", "print the exit code of a run directory's record (75 without one)");
   sub->add_option("run", *directory, "run directory")->required();

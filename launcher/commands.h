@@ -121,6 +121,13 @@ struct ExportOptions {
 };
 int command_export(const ExportOptions& options, Streams streams);
 
+struct StatusOptions {
+  std::string run_directory;
+  bool watch = false;  // again and again until the run has ended
+  OutputForm form = OutputForm::kTable;
+};
+int command_status(const StatusOptions& options, Streams streams);
+
 struct DoctorOptions {
   std::string runs_directory = "runs";
   OutputForm form = OutputForm::kTable;

@@ -17,6 +17,7 @@
 #include "launcher/rank.h"
 #include "launcher/resume.h"
 #include "launcher/run_directory.h"
+#include "launcher/status.h"
 
 namespace galley::launcher {
 namespace {
@@ -253,6 +254,7 @@ class Driver {
         tell_agents(make_message("coordinator-beat"));
       }
       show(now);
+      write_status(now);
       channel_.flush();
       if (busy) back_off.reset();
       if (!busy && !coordinator_->done()) {
@@ -401,9 +403,26 @@ class Driver {
     }
   }
 
+  /// For `galley status`. A full disk shows in the journal, where it matters.
+  void write_status(double now) {
+    if (last_status_ >= 0 && now - last_status_ < kStatusSeconds) return;
+    last_status_ = now;
+    const RunStatus status{.time = wall_clock_now(),
+                           .attempt = attempt_,
+                           .host = hellos_[0].host,
+                           .slurm_job = environment_.get("SLURM_JOB_ID").value_or(""),
+                           .jobs = coordinator_->table(now)};
+    try {
+      replace_small_file(directory_.status(), to_json(status).dump());
+    } catch (const Error&) {
+    }
+  }
+
   // ---------------------------------------------------------------- end
 
   void finish() {
+    last_status_ = -1;
+    write_status(monotonic_now());
     const std::vector<JobRow> rows = coordinator_->table(monotonic_now());
     for (const JobRow& row : rows) {
       record(Json::object().set("event", "job").set("row", to_json(row)));
@@ -511,6 +530,7 @@ class Driver {
   bool journal_failed_ = false;
   bool ready_said_ = false;
   double last_loop_ = 0, last_tick_ = 0, last_beat_ = 0, last_rows_ = 0, last_summary_ = -1;
+  double last_status_ = -1;
   Reason end_reason_ = Reason::kInternal;
   std::string end_text_;
 };

@@ -28,18 +28,25 @@ void write_run_record(const RunDirectory& directory, const RunRecord& record) {
   write_file_atomically(directory.record(), json.dump_pretty());
 }
 
+std::optional<RunRecord> read_run_record(const RunDirectory& directory) {
+  if (!path_exists(directory.record())) return std::nullopt;
+  Json json;
+  JsonFault fault;
+  if (!parse_json(read_file(directory.record()), &json, &fault)) return std::nullopt;
+  const Json* code = json.find("code");
+  if (code == nullptr || !code->is_int()) return std::nullopt;
+  return RunRecord{.reason = reason_from_name(json.get_string("reason")),
+                   .code = static_cast<int>(code->as_int()),
+                   .text = json.get_string("text"),
+                   .attempt = static_cast<int>(json.get_int("attempt"))};
+}
+
 int read_exit_code(const std::string& run_directory) {
   if (!is_directory(run_directory)) {
     throw Error(Reason::kMissingPath, cat("there is no run directory ", run_directory));
   }
-  const std::string path = RunDirectory{run_directory}.record();
-  const int without_record = reason_traits(Reason::kStopped).exit_code;
-  if (!path_exists(path)) return without_record;
-  Json record;
-  JsonFault fault;
-  if (!parse_json(read_file(path), &record, &fault)) return without_record;
-  const Json* code = record.find("code");
-  return code != nullptr && code->is_int() ? static_cast<int>(code->as_int()) : without_record;
+  const std::optional<RunRecord> record = read_run_record(RunDirectory{run_directory});
+  return record ? record->code : reason_traits(Reason::kStopped).exit_code;
 }
 
 int64_t saved_steps(const RunDirectory& directory) {

@@ -4,6 +4,7 @@
 // Values and small files; written by the coordinator's process only.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "engine/core/error.h"
@@ -17,6 +18,7 @@ struct RunDirectory {
   std::string journal() const { return path + "/journal.jsonl"; }
   std::string plan() const { return path + "/plan.json"; }
   std::string record() const { return path + "/done.json"; }
+  std::string status() const { return path + "/status.json"; }
   std::string jobs_table() const { return path + "/jobs.csv"; }
   std::string lock() const { return path + "/lock"; }
   std::string requeues() const { return path + "/requeues.json"; }
@@ -33,6 +35,8 @@ struct RunRecord {
   int attempt = 1;
 };
 void write_run_record(const RunDirectory& directory, const RunRecord& record);
+/// Nothing when there is none, or none that can be read.
+std::optional<RunRecord> read_run_record(const RunDirectory& directory);
 /// Steps that all jobs of a run have saved, counted from its journal: grows with every new step.
 int64_t saved_steps(const RunDirectory& directory);
 

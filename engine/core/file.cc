@@ -260,6 +260,20 @@ void AtomicFile::commit(const std::function<void(const std::string&)>& verify) {
   sync_directory(path_directory(path_));
 }
 
+void replace_small_file(const std::string& path, std::string_view text, unsigned mode) {
+  const std::string temporary = temporary_beside(path);
+  FileDescriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+  if (!file.valid()) throw_errno("create", temporary, errno, Reason::kCannotCreate);
+  const ssize_t written = ::write(file.get(), text.data(), text.size());
+  const int error = written < 0 ? errno : ENOSPC;
+  if (written != static_cast<ssize_t>(text.size()) ||
+      rename(temporary.c_str(), path.c_str()) != 0) {
+    const int reason = written == static_cast<ssize_t>(text.size()) ? errno : error;
+    unlink(temporary.c_str());
+    throw_errno("write", path, reason);
+  }
+}
+
 void write_file_atomically(const std::string& path, std::string_view text, unsigned mode) {
   AtomicFile file(path, mode);
   file.write(text);

@@ -106,6 +106,9 @@ class AtomicFile {
 
 /// Writes a small file atomically.
 void write_file_atomically(const std::string& path, std::string_view text, unsigned mode = 0600);
+/// The same without flushing it to the disk: for what is written every few seconds and is worth
+/// nothing after a crash of the machine.
+void replace_small_file(const std::string& path, std::string_view text, unsigned mode = 0600);
 /// Name of a temporary beside `path`, unique to this process and call.
 std::string temporary_beside(const std::string& path);
 /// Removes leftovers (files and folders) of dead processes in a directory (names made by
