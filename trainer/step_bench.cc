@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <optional>
 
@@ -13,6 +12,7 @@
 #include "engine/device/host/host_memory.h"
 #include "engine/model/weights.h"
 #include "engine/nn/network.h"
+#include "engine/nn/random_weights.h"
 #include "trainer/train_step.h"
 
 namespace galley::trainer {
@@ -27,57 +27,6 @@ model::MemorySettings memory_settings(const StepBenchOptions& options) {
   settings.max_position = options.sequence;
   return settings;
 }
-
-int64_t num_elements(const std::vector<int64_t>& shape) {
-  int64_t count = 1;
-  for (const int64_t size : shape) count *= size;
-  return count;
-}
-
-/// Of the largest weight, which random weights hold in f32 while loading.
-size_t largest_weight(const model::ModelConfig& config) {
-  size_t most = 0;
-  for (const model::WeightSpec& spec : model::weight_specs(config)) {
-    most = std::max(most, static_cast<size_t>(num_elements(spec.shape)));
-  }
-  return most;
-}
-
-/// Numbers around zero for every weight, ones for the norms.
-class RandomWeights {
- public:
-  explicit RandomWeights(const model::ModelConfig& config) : specs_(model::weight_specs(config)) {
-    const size_t most = largest_weight(config);
-    // Drawing a block once is enough: no kernel is faster for numbers that it has seen.
-    constexpr size_t kBlock = size_t{1} << 16;
-    values_.resize((most + kBlock - 1) / kBlock * kBlock);
-    Random random(1, random_stream("bench weights"));
-    for (size_t i = 0; i < kBlock; ++i) values_[i] = 0.08f * (random.uniform_f32() - 0.5f);
-    for (size_t begin = kBlock; begin < values_.size(); begin += kBlock) {
-      std::memcpy(values_.data() + begin, values_.data(), kBlock * sizeof(float));
-    }
-    ones_.assign(static_cast<size_t>(config.hidden), 1.0f);
-  }
-
-  model::StoredTensor get(const model::WeightId& id) const {
-    const auto spec = std::find_if(specs_.begin(), specs_.end(),
-                                   [&](const model::WeightSpec& s) { return s.id == id; });
-    GALLEY_CHECK(spec != specs_.end());
-    const bool norm = id.role == model::WeightRole::kFinalNorm ||
-                      id.role == model::WeightRole::kAttentionNorm ||
-                      id.role == model::WeightRole::kMlpNorm;
-    model::StoredTensor tensor;
-    tensor.dtype = DType::kF32;
-    tensor.shape = spec->shape;
-    tensor.bytes = reinterpret_cast<const std::byte*>(norm ? ones_.data() : values_.data());
-    tensor.num_bytes = static_cast<uint64_t>(num_elements(spec->shape)) * sizeof(float);
-    return tensor;
-  }
-
- private:
-  const std::vector<model::WeightSpec> specs_;
-  std::vector<float> values_, ones_;
-};
 
 /// One row of random tokens; the last positions are targets.
 MicroBatch one_row(const StepBenchOptions& options) {
@@ -155,7 +104,7 @@ class StepBench {
   void load() {
     tell("load");
     if (options_.model.empty()) {
-      const RandomWeights random(options_.config);
+      const nn::RandomWeights random(options_.config);
       base_ = nn::BaseWeights::load(
           *device_, *stream_, *ops_.linear, options_.config,
           [&](const model::WeightId& id) { return random.get(id); }, options_.weight_dtype);
@@ -286,7 +235,7 @@ uint64_t step_bench_bytes(const StepBenchOptions& options) {
 }
 
 void require_bench_memory(const StepBenchOptions& options) {
-  const uint64_t source = options.model.empty() ? 4 * largest_weight(options.config) : 0;
+  const uint64_t source = options.model.empty() ? nn::RandomWeights::bytes(options.config) : 0;
   const uint64_t needed = step_bench_bytes(options) + source;
   const uint64_t free = device::host_memory_free_bytes();
   if (needed <= free) return;
