@@ -11,6 +11,10 @@ namespace {
 constexpr std::array<std::string_view, kNumSlots> kSlotNames = {"input",
                                                                 "attention_norm",
                                                                 "attention_rstd",
+                                                                "q_raw",
+                                                                "k_raw",
+                                                                "q_rstd",
+                                                                "k_rstd",
                                                                 "q",
                                                                 "k",
                                                                 "v",
@@ -39,11 +43,43 @@ BlockOperation norm(Slot x, Slot y, Slot rstd) {
 BlockOperation linear(Projection projection, Slot x, Slot y) {
   return {.op = BlockOp::kLinear, .projection = projection, .inputs = {x}, .output = y};
 }
+BlockOperation head_norm(Slot x, Slot y, Slot rstd) {
+  return {.op = BlockOp::kHeadNorm, .inputs = {x}, .output = y, .statistic = rstd};
+}
 BlockOperation linear_on_residual(Projection projection, Slot x, Slot residual, Slot y) {
   BlockOperation operation = linear(projection, x, y);
   operation.has_residual = true;
   operation.residual = residual;
   return operation;
+}
+
+std::vector<BlockOperation> list_operations(const BlockKind& kind) {
+  std::vector<BlockOperation> list = {
+      norm(Slot::kInput, Slot::kAttentionNorm, Slot::kAttentionRstd)};
+  const auto add = [&](const BlockOperation& operation) { list.push_back(operation); };
+  add(linear(Projection::kQ, Slot::kAttentionNorm, kind.qk_norm ? Slot::kQRaw : Slot::kQ));
+  add(linear(Projection::kK, Slot::kAttentionNorm, kind.qk_norm ? Slot::kKRaw : Slot::kK));
+  add(linear(Projection::kV, Slot::kAttentionNorm, Slot::kV));
+  if (kind.qk_norm) {
+    // Queries and keys are rotated apart: backward may make one of them again and keep the other.
+    add(head_norm(Slot::kQRaw, Slot::kQ, Slot::kQRstd));
+    add({.op = BlockOp::kRotate, .inputs = {Slot::kQ}, .output = Slot::kQ});
+    add(head_norm(Slot::kKRaw, Slot::kK, Slot::kKRstd));
+    add({.op = BlockOp::kRotate, .inputs = {Slot::kK}, .output = Slot::kK});
+  } else {
+    add({.op = BlockOp::kRotate, .inputs = {Slot::kQ, Slot::kK}, .output = Slot::kQ});
+  }
+  add({.op = BlockOp::kAttention,
+       .inputs = {Slot::kQ, Slot::kK, Slot::kV},
+       .output = Slot::kAttention,
+       .statistic = Slot::kLse});
+  add(linear_on_residual(Projection::kO, Slot::kAttention, Slot::kInput, Slot::kMiddle));
+  add(norm(Slot::kMiddle, Slot::kMlpNorm, Slot::kMlpRstd));
+  add(linear(Projection::kGate, Slot::kMlpNorm, Slot::kGate));
+  add(linear(Projection::kUp, Slot::kMlpNorm, Slot::kUp));
+  add({.op = BlockOp::kSwiglu, .inputs = {Slot::kGate, Slot::kUp}, .output = Slot::kProduct});
+  add(linear_on_residual(Projection::kDown, Slot::kProduct, Slot::kMiddle, Slot::kOutput));
+  return list;
 }
 
 bool is_adapted(const BlockOperation& operation, const LayerRanks& ranks) {
@@ -61,6 +97,7 @@ std::vector<Slot> backward_reads(const BlockOperation& operation, const LayerRan
   const bool flows = inputs_need_gradient(operation, backward);
   switch (operation.op) {
     case BlockOp::kNorm:
+    case BlockOp::kHeadNorm:
       if (flows) return {operation.inputs[0], operation.statistic};
       return {};
     case BlockOp::kLinear:
@@ -80,8 +117,8 @@ std::vector<Slot> backward_reads(const BlockOperation& operation, const LayerRan
   return {};
 }
 
-void propagate_needs(const LayerRanks& ranks, BlockBackward* backward) {
-  for (const BlockOperation& operation : block_operations()) {
+void propagate_needs(const BlockKind& kind, const LayerRanks& ranks, BlockBackward* backward) {
+  for (const BlockOperation& operation : block_operations(kind)) {
     const bool adapted = is_adapted(operation, ranks);
     const bool residual =
         operation.has_residual && backward->needs_gradient[at(operation.residual)];
@@ -92,25 +129,33 @@ void propagate_needs(const LayerRanks& ranks, BlockBackward* backward) {
   }
 }
 
-/// Drops kept tensors that a cheap operation makes again from tensors that are kept anyway.
-void rematerialize(BlockBackward* backward) {
-  const auto& operations = block_operations();
+/// Drops kept tensors that a cheap operation makes again from tensors that are kept anyway. Of
+/// normed heads that is the raw query or key [T, width], which the norm's backward reads: the
+/// rotated one, as wide, and the norm's statistic are made again, by the norm and its rotation.
+/// Where the norm has no backward only the rotated one is kept.
+void rematerialize(const BlockKind& kind, BlockBackward* backward) {
+  const auto& operations = block_operations(kind);
+  auto& keep = backward->keep;
   for (size_t i = 0; i < operations.size(); ++i) {
     const BlockOperation& operation = operations[i];
-    const bool cheap = operation.op == BlockOp::kNorm || operation.op == BlockOp::kSwiglu;
-    if (!cheap || backward->keep[at(operation.output)] != Keep::kKeep) continue;
-    const bool inputs_kept =
-        std::all_of(operation.inputs.begin(), operation.inputs.end(),
-                    [&](Slot slot) { return backward->keep[at(slot)] == Keep::kKeep; });
+    const bool heads = operation.op == BlockOp::kHeadNorm;
+    const bool cheap = heads || operation.op == BlockOp::kNorm || operation.op == BlockOp::kSwiglu;
+    if (!cheap || keep[at(operation.output)] != Keep::kKeep) continue;
+    const bool inputs_kept = std::all_of(operation.inputs.begin(), operation.inputs.end(),
+                                         [&](Slot slot) { return keep[at(slot)] == Keep::kKeep; });
     if (!inputs_kept) continue;
-    backward->keep[at(operation.output)] = Keep::kRecompute;
+    keep[at(operation.output)] = Keep::kRecompute;
     backward->rerun[i] = Rerun::kWhole;
+    if (!heads) continue;
+    keep[at(operation.statistic)] = Keep::kRecompute;
+    GALLEY_CHECK(operations[i + 1].op == BlockOp::kRotate);
+    backward->rerun[i + 1] = Rerun::kWhole;
   }
 }
 
 /// Keeps the block's input only; every operation on the way to a tensor that is read runs again.
-void recompute_whole(const LayerRanks& ranks, BlockBackward* backward) {
-  const auto& operations = block_operations();
+void recompute_whole(const BlockKind& kind, const LayerRanks& ranks, BlockBackward* backward) {
+  const auto& operations = block_operations(kind);
   for (Keep& keep : backward->keep) {
     if (keep == Keep::kKeep) keep = Keep::kRecompute;
   }
@@ -119,8 +164,9 @@ void recompute_whole(const LayerRanks& ranks, BlockBackward* backward) {
   for (size_t i = operations.size(); i-- > 0;) {
     const BlockOperation& operation = operations[i];
     bool whole = backward->reads(operation.output);
-    if (operation.op == BlockOp::kRotate) whole = backward->reads(Slot::kQ);
-    if (operation.op == BlockOp::kNorm) whole |= backward->reads(operation.statistic);
+    if (operation.op == BlockOp::kNorm || operation.op == BlockOp::kHeadNorm) {
+      whole |= backward->reads(operation.statistic);
+    }
     const bool adapted = is_adapted(operation, ranks);
     if (!whole && adapted && backward->reads(low_rank_slot(operation.projection))) {
       backward->rerun[i] = Rerun::kLowRank;
@@ -157,7 +203,10 @@ WorkerShape worker_shape(const ModelConfig& config, const ParallelLayout& layout
           .vocab_size = config.vocab_size,
           .num_heads = config.num_heads,
           .num_kv_heads = config.num_kv_heads,
-          .head_dim = config.head_dim};
+          .head_dim = config.head_dim,
+          .heads_per_kv = config.num_heads / config.num_kv_heads,
+          .whole_vocab_size = config.vocab_size,
+          .qk_norm = config.qk_norm};
 }
 
 std::string_view slot_name(Slot slot) { return kSlotNames[at(slot)]; }
@@ -173,6 +222,14 @@ int64_t slot_width(const WorkerShape& shape, Slot slot, int64_t rank) {
     case Slot::kAttentionRstd:
     case Slot::kMlpRstd:
       return 1;
+    case Slot::kQRaw:
+      return shape.qk_norm ? shape.q_width() : 0;
+    case Slot::kKRaw:
+      return shape.qk_norm ? shape.kv_width() : 0;
+    case Slot::kQRstd:
+      return shape.qk_norm ? shape.num_heads : 0;
+    case Slot::kKRstd:
+      return shape.qk_norm ? shape.num_kv_heads : 0;
     case Slot::kQ:
     case Slot::kAttention:
       return shape.q_width();
@@ -190,25 +247,10 @@ int64_t slot_width(const WorkerShape& shape, Slot slot, int64_t rank) {
   }
 }
 
-const std::vector<BlockOperation>& block_operations() {
-  static const std::vector<BlockOperation> operations = {
-      norm(Slot::kInput, Slot::kAttentionNorm, Slot::kAttentionRstd),
-      linear(Projection::kQ, Slot::kAttentionNorm, Slot::kQ),
-      linear(Projection::kK, Slot::kAttentionNorm, Slot::kK),
-      linear(Projection::kV, Slot::kAttentionNorm, Slot::kV),
-      {.op = BlockOp::kRotate, .inputs = {Slot::kQ, Slot::kK}, .output = Slot::kQ},
-      {.op = BlockOp::kAttention,
-       .inputs = {Slot::kQ, Slot::kK, Slot::kV},
-       .output = Slot::kAttention,
-       .statistic = Slot::kLse},
-      linear_on_residual(Projection::kO, Slot::kAttention, Slot::kInput, Slot::kMiddle),
-      norm(Slot::kMiddle, Slot::kMlpNorm, Slot::kMlpRstd),
-      linear(Projection::kGate, Slot::kMlpNorm, Slot::kGate),
-      linear(Projection::kUp, Slot::kMlpNorm, Slot::kUp),
-      {.op = BlockOp::kSwiglu, .inputs = {Slot::kGate, Slot::kUp}, .output = Slot::kProduct},
-      linear_on_residual(Projection::kDown, Slot::kProduct, Slot::kMiddle, Slot::kOutput),
-  };
-  return operations;
+const std::vector<BlockOperation>& block_operations(const BlockKind& kind) {
+  static const std::vector<BlockOperation> plain = list_operations({});
+  static const std::vector<BlockOperation> normed = list_operations({.qk_norm = true});
+  return kind.qk_norm ? normed : plain;
 }
 
 LayerRanks layer_ranks(std::span<const AdaptedLinear> linears, int layer) {
@@ -227,22 +269,22 @@ int first_adapted_layer(std::span<const AdaptedLinear> linears) {
   return first;
 }
 
-BlockBackward block_backward(const LayerRanks& ranks, bool input_needs_gradient,
-                             bool recompute_block) {
+BlockBackward block_backward(const BlockKind& kind, const LayerRanks& ranks,
+                             bool input_needs_gradient, bool recompute_block) {
   BlockBackward backward;
-  backward.rerun.assign(block_operations().size(), Rerun::kNo);
+  backward.rerun.assign(block_operations(kind).size(), Rerun::kNo);
   backward.needs_gradient[at(Slot::kInput)] = input_needs_gradient;
-  propagate_needs(ranks, &backward);
+  propagate_needs(kind, ranks, &backward);
   if (!backward.active) return backward;
-  for (const BlockOperation& operation : block_operations()) {
+  for (const BlockOperation& operation : block_operations(kind)) {
     for (const Slot slot : backward_reads(operation, ranks, backward)) {
       backward.keep[at(slot)] = Keep::kKeep;
     }
   }
   if (recompute_block) {
-    recompute_whole(ranks, &backward);
+    recompute_whole(kind, ranks, &backward);
   } else {
-    rematerialize(&backward);
+    rematerialize(kind, &backward);
   }
   return backward;
 }

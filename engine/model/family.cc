@@ -13,6 +13,8 @@ constexpr WeightNames kLlamaNames = {
     .layers = "model.layers.",
     .attention_norm = "input_layernorm.weight",
     .mlp_norm = "post_attention_layernorm.weight",
+    .q_norm = "self_attn.q_norm.weight",
+    .k_norm = "self_attn.k_norm.weight",
     .projections = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
                     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}};
 

@@ -17,6 +17,7 @@ namespace galley::model {
 struct WeightNames {
   std::string_view embedding, head, final_norm, layers;
   std::string_view attention_norm, mlp_norm;
+  std::string_view q_norm, k_norm;  // of families with qk_norm
   std::array<std::string_view, kNumProjections> projections;  // module paths inside a layer
 };
 

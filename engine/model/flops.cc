@@ -27,14 +27,15 @@ void add_linear(const WorkerShape& shape, const BlockOperation& operation, int64
 TokenFlops training_flops(const ModelConfig& config, const std::vector<AdaptedLinear>& linears,
                           double mean_context, double target_fraction, bool recompute_blocks) {
   const WorkerShape shape = worker_shape(config, {}, {});
+  const BlockKind kind{.qk_norm = shape.qk_norm};
   const int first = first_adapted_layer(linears);
   const double product = 2.0 * static_cast<double>(shape.q_width()) * mean_context;
   TokenFlops flops;
   for (int layer = 0; layer < static_cast<int>(shape.num_layers); ++layer) {
     const LayerRanks ranks = layer_ranks(linears, layer);
     const BlockBackward backward =
-        block_backward(ranks, first >= 0 && first < layer, recompute_blocks);
-    const auto& operations = block_operations();
+        block_backward(kind, ranks, first >= 0 && first < layer, recompute_blocks);
+    const auto& operations = block_operations(kind);
     for (size_t i = 0; i < operations.size(); ++i) {
       const BlockOperation& operation = operations[i];
       if (operation.op == BlockOp::kLinear) {

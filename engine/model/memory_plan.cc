@@ -25,7 +25,8 @@ uint64_t matrix_bytes(int64_t rows, int64_t cols) {
 /// Statistics (one or a few values per token) are dense.
 uint64_t slot_bytes(const WorkerShape& shape, Slot slot, int64_t rank, int64_t tokens) {
   const int64_t width = slot_width(shape, slot, rank);
-  const bool dense = slot == Slot::kAttentionRstd || slot == Slot::kMlpRstd || slot == Slot::kLse;
+  const bool dense = slot == Slot::kAttentionRstd || slot == Slot::kMlpRstd || slot == Slot::kLse ||
+                     slot == Slot::kQRstd || slot == Slot::kKRstd;
   if (dense) return static_cast<uint64_t>(tokens * width) * kF32Bytes;
   return matrix_bytes(tokens, width);
 }
@@ -60,6 +61,10 @@ void list_weights(Lister* list, const ModelConfig& config, const WorkerShape& sh
   for (int64_t layer = shape.first_layer; layer < shape.first_layer + shape.num_layers; ++layer) {
     vector(layer_name("layers.", layer, "attention_norm"), shape.hidden);
     vector(layer_name("layers.", layer, "mlp_norm"), shape.hidden);
+    if (shape.qk_norm) {
+      vector(layer_name("layers.", layer, "q_norm"), shape.head_dim);
+      vector(layer_name("layers.", layer, "k_norm"), shape.head_dim);
+    }
     for (int p = 0; p < kNumProjections; ++p) {
       const auto projection = static_cast<Projection>(p);
       const std::string name = layer_name("layers.", layer, projection_name(projection));
@@ -155,7 +160,8 @@ class TrainActivations {
   void list_layer(int layer) {
     const LayerRanks ranks = layer_ranks(settings_.linears, layer);
     const bool below = first_adapted_ >= 0 && first_adapted_ < layer;
-    const BlockBackward back = block_backward(ranks, below, settings_.recompute_blocks);
+    const BlockBackward back =
+        block_backward({.qk_norm = shape_.qk_norm}, ranks, below, settings_.recompute_blocks);
     for (int i = 0; i < kNumSlots; ++i) {
       const auto slot = static_cast<Slot>(i);
       const int64_t rank = i < slot_index(Slot::kLowRank)

@@ -241,11 +241,12 @@ int64_t ProjectionWidths::in(Projection projection) const {
 }
 
 bool ModelConfig::projection_has_bias(Projection projection) const {
-  return projection < Projection::kGate ? attention_bias : mlp_bias;
+  if (projection == Projection::kO) return o_bias;
+  return projection < Projection::kO ? qkv_bias : mlp_bias;
 }
 
 int64_t ModelConfig::num_parameters() const {
-  int64_t layer = 2 * hidden;
+  int64_t layer = 2 * hidden + (qk_norm ? 2 * head_dim : 0);
   for (int i = 0; i < kNumProjections; ++i) {
     const auto projection = static_cast<Projection>(i);
     layer += projection_out(projection) * projection_in(projection);
@@ -278,7 +279,7 @@ ModelConfig parse_model_config(const Json& json, const std::string& where) {
   config.max_position = keys.size("max_position_embeddings", kMaxPosition, 2048);
   config.rms_eps = keys.positive("rms_norm_eps", 1e-6);
   config.tied_embeddings = keys.flag("tie_word_embeddings", false);
-  config.attention_bias = keys.flag("attention_bias", false);
+  config.qkv_bias = config.o_bias = keys.flag("attention_bias", false);
   config.mlp_bias = keys.flag("mlp_bias", false);
   config.rope = read_rope(keys);
   config.stored_dtype = read_dtype(keys);

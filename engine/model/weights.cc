@@ -219,6 +219,10 @@ std::vector<WeightSpec> weight_specs(const ModelConfig& config) {
     specs.push_back(
         {{WeightRole::kAttentionNorm, layer}, cat(prefix, names.attention_norm), {config.hidden}});
     specs.push_back({{WeightRole::kMlpNorm, layer}, cat(prefix, names.mlp_norm), {config.hidden}});
+    if (config.qk_norm) {
+      specs.push_back({{WeightRole::kQNorm, layer}, cat(prefix, names.q_norm), {config.head_dim}});
+      specs.push_back({{WeightRole::kKNorm, layer}, cat(prefix, names.k_norm), {config.head_dim}});
+    }
     for (int i = 0; i < kNumProjections; ++i) {
       const auto projection = static_cast<Projection>(i);
       const std::string module = cat(prefix, names.projections[static_cast<size_t>(i)]);
