@@ -117,10 +117,11 @@ void ElementwiseOps::add(const ConstMatrix& x, const Matrix& y) {
   do_add(x, y);
 }
 
-void TokenOps::gather_rows(const WeightHandle& table, const int32_t* ids, const Matrix& y) {
+void TokenOps::gather_rows(const WeightHandle& table, const int32_t* ids, int32_t first_id,
+                           const Matrix& y) {
   GALLEY_CHECK(is_weight(table) && is_matrix(y) && y.cols == table.in);
-  GALLEY_CHECK(ids != nullptr || y.rows == 0);
-  do_gather_rows(table, ids, y);
+  GALLEY_CHECK(first_id >= 0 && (ids != nullptr || y.rows == 0));
+  do_gather_rows(table, ids, first_id, y);
 }
 
 void TokenOps::rmsnorm_forward(const ConstMatrix& x, const float* weight, float eps,
@@ -136,6 +137,20 @@ void TokenOps::rmsnorm_backward(const ConstMatrix& dy, const ConstMatrix& x, con
   do_rmsnorm_backward(dy, x, weight, rstd, dx, write);
 }
 
+void TokenOps::head_norm_forward(const ConstMatrix& x, int64_t head_dim, const float* weight,
+                                 float eps, const Matrix& y, float* rstd) {
+  GALLEY_CHECK(same_shape(x, y) && head_dim > 0 && x.cols % head_dim == 0);
+  GALLEY_CHECK(weight != nullptr && (rstd != nullptr || x.rows * x.cols == 0));
+  do_head_norm_forward(x, head_dim, weight, eps, y, rstd);
+}
+
+void TokenOps::head_norm_backward(const ConstMatrix& dy, const ConstMatrix& x, int64_t head_dim,
+                                  const float* weight, const float* rstd, const Matrix& dx) {
+  GALLEY_CHECK(same_shape(x, dy) && same_shape(x, dx) && head_dim > 0 && x.cols % head_dim == 0);
+  GALLEY_CHECK(weight != nullptr && (rstd != nullptr || x.rows * x.cols == 0));
+  do_head_norm_backward(dy, x, head_dim, weight, rstd, dx);
+}
+
 void TokenOps::rope(const Matrix& x, int64_t head_dim, const float* cos, const float* sin,
                     const int32_t* positions, Direction direction) {
   GALLEY_CHECK(is_matrix(x) && head_dim > 0 && head_dim % 2 == 0 && x.cols % head_dim == 0);
@@ -143,11 +158,11 @@ void TokenOps::rope(const Matrix& x, int64_t head_dim, const float* cos, const f
   do_rope(x, head_dim, cos, sin, positions, direction);
 }
 
-void TokenOps::dropout(const ConstMatrix& x, float p, uint64_t seed, uint64_t stream,
-                       const uint64_t* row_ids, const Matrix& y, Write write) {
-  GALLEY_CHECK(same_shape(x, y) && p >= 0.0f && p < 1.0f);
-  GALLEY_CHECK(row_ids != nullptr || x.rows == 0);
-  do_dropout(x, p, seed, stream, row_ids, y, write);
+void TokenOps::dropout(const ConstMatrix& x, const DropoutMask& mask, const Matrix& y,
+                       Write write) {
+  GALLEY_CHECK(same_shape(x, y) && mask.p >= 0.0f && mask.p < 1.0f && mask.first_column >= 0);
+  GALLEY_CHECK(mask.row_ids != nullptr || x.rows == 0);
+  do_dropout(x, mask, y, write);
 }
 
 void LossOps::cross_entropy(const Matrix& logits, const int32_t* targets, float gradient_scale,
@@ -162,6 +177,20 @@ void LossOps::cross_entropy_loss_only(const ConstMatrix& logits, const int32_t* 
   GALLEY_CHECK(is_matrix(logits) && logits.cols > 0);
   GALLEY_CHECK(logits.rows == 0 || (targets != nullptr && losses != nullptr));
   do_cross_entropy_loss_only(logits, targets, losses);
+}
+
+void LossOps::cross_entropy_part(const ConstMatrix& logits, const int32_t* targets,
+                                 int32_t first_token, double* parts) {
+  GALLEY_CHECK(is_matrix(logits) && first_token >= 0);
+  GALLEY_CHECK(logits.rows == 0 || (targets != nullptr && parts != nullptr));
+  do_cross_entropy_part(logits, targets, first_token, parts);
+}
+
+void LossOps::cross_entropy_apply(const Matrix& logits, const int32_t* targets, int32_t first_token,
+                                  const double* log_sum_exp, float gradient_scale) {
+  GALLEY_CHECK(is_matrix(logits) && first_token >= 0);
+  GALLEY_CHECK(logits.rows == 0 || (targets != nullptr && log_sum_exp != nullptr));
+  do_cross_entropy_apply(logits, targets, first_token, log_sum_exp, gradient_scale);
 }
 
 void OptimizerOps::adamw(float* w, const float* g, float* m, float* v, int64_t count,

@@ -141,10 +141,11 @@ class ProfiledToken : public TokenOps {
       : inner_(std::move(inner)), profile_(profile) {}
 
  protected:
-  void do_gather_rows(const WeightHandle& table, const int32_t* ids, const Matrix& y) override {
+  void do_gather_rows(const WeightHandle& table, const int32_t* ids, int32_t first_id,
+                      const Matrix& y) override {
     const auto each = static_cast<double>(dtype_bytes(weight_dtype(table.kind)));
     timed(profile_, "embedding", {0, 0, 0, elements(y) * (each + sizeof(float))},
-          [&] { inner_->gather_rows(table, ids, y); });
+          [&] { inner_->gather_rows(table, ids, first_id, y); });
   }
   void do_rmsnorm_forward(const ConstMatrix& x, const float* weight, float eps, const Matrix& y,
                           float* rstd) override {
@@ -157,15 +158,25 @@ class ProfiledToken : public TokenOps {
           row_work(elements(x), kNormBackwardFlops, write == Write::kAdd ? 4 : 3),
           [&] { inner_->rmsnorm_backward(dy, x, weight, rstd, dx, write); });
   }
+  void do_head_norm_forward(const ConstMatrix& x, int64_t head_dim, const float* weight, float eps,
+                            const Matrix& y, float* rstd) override {
+    timed(profile_, "norms forward", row_work(elements(x), kNormForwardFlops, 2),
+          [&] { inner_->head_norm_forward(x, head_dim, weight, eps, y, rstd); });
+  }
+  void do_head_norm_backward(const ConstMatrix& dy, const ConstMatrix& x, int64_t head_dim,
+                             const float* weight, const float* rstd, const Matrix& dx) override {
+    timed(profile_, "norms backward", row_work(elements(x), kNormBackwardFlops, 3),
+          [&] { inner_->head_norm_backward(dy, x, head_dim, weight, rstd, dx); });
+  }
   void do_rope(const Matrix& x, int64_t head_dim, const float* cos, const float* sin,
                const int32_t* positions, Direction direction) override {
     timed(profile_, "rope", row_work(elements(x), kRopeFlops, 2),
           [&] { inner_->rope(x, head_dim, cos, sin, positions, direction); });
   }
-  void do_dropout(const ConstMatrix& x, float p, uint64_t seed, uint64_t stream,
-                  const uint64_t* row_ids, const Matrix& y, Write write) override {
+  void do_dropout(const ConstMatrix& x, const DropoutMask& mask, const Matrix& y,
+                  Write write) override {
     timed(profile_, "dropout", row_work(elements(x), kDropoutFlops, write == Write::kAdd ? 3 : 2),
-          [&] { inner_->dropout(x, p, seed, stream, row_ids, y, write); });
+          [&] { inner_->dropout(x, mask, y, write); });
   }
 
  private:
@@ -241,6 +252,16 @@ class ProfiledLoss : public LossOps {
                                   double* losses) override {
     timed(profile_, "cross entropy", row_work(elements(logits), kCrossEntropyFlops, 1),
           [&] { inner_->cross_entropy_loss_only(logits, targets, losses); });
+  }
+  void do_cross_entropy_part(const ConstMatrix& logits, const int32_t* targets, int32_t first_token,
+                             double* parts) override {
+    timed(profile_, "cross entropy", row_work(elements(logits), kCrossEntropyFlops, 1),
+          [&] { inner_->cross_entropy_part(logits, targets, first_token, parts); });
+  }
+  void do_cross_entropy_apply(const Matrix& logits, const int32_t* targets, int32_t first_token,
+                              const double* log_sum_exp, float scale) override {
+    timed(profile_, "cross entropy", row_work(elements(logits), kCrossEntropyFlops, 2),
+          [&] { inner_->cross_entropy_apply(logits, targets, first_token, log_sum_exp, scale); });
   }
 
  private:

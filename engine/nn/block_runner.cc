@@ -185,9 +185,11 @@ ConstMatrix BlockRunner::adapter_input(const Pass& pass, const AdapterRange& ran
   if (pass.step.dropout <= 0) return x;
   GALLEY_CHECK(pass.tensors.dropped != nullptr);
   const Matrix dropped = matrix(pass.tensors.dropped, x.rows, x.cols);
-  setup_.ops->token->dropout(x, pass.step.dropout, setup_.dropout_seed,
-                             dropout_stream(pass.layer, operation.projection),
-                             pass.step.row_ids + range.row, dropped, Write::kSet);
+  setup_.ops->token->dropout(
+      x,
+      {pass.step.dropout, setup_.dropout_seed, dropout_stream(pass.layer, operation.projection),
+       pass.step.row_ids + range.row},
+      dropped, Write::kSet);
   return dropped;
 }
 
@@ -333,9 +335,11 @@ void BlockRunner::backward_dropped(const Pass& pass, const AdapterRange& range,
   const Matrix dxa = matrix(pass.tensors.d_low_rank, range.num_rows, adapter.rank);
   const ConstMatrix a(adapter.a, adapter.rank, dx.cols, dx.cols);
   setup_.ops->linear->matmul_nn(dxa, a, 1.0f, share, Write::kSet);
-  setup_.ops->token->dropout(share, pass.step.dropout, setup_.dropout_seed,
-                             dropout_stream(pass.layer, operation.projection),
-                             pass.step.row_ids + range.row, dx, Write::kAdd);
+  setup_.ops->token->dropout(
+      share,
+      {pass.step.dropout, setup_.dropout_seed, dropout_stream(pass.layer, operation.projection),
+       pass.step.row_ids + range.row},
+      dx, Write::kAdd);
 }
 
 void BlockRunner::backward_attention(const Pass& pass) {

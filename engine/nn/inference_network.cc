@@ -57,7 +57,7 @@ class HostInferenceNetwork : public InferenceNetwork {
   void run(const StepPlan& step, float* logits) override {
     const StepView view = upload(step);
     const Matrix stream = runner_.matrix(acts_.find("stream"), view.num_tokens, hidden_);
-    ops_.token->gather_rows(weights_.embedding(), acts_.find<int32_t>("ids"), stream);
+    ops_.token->gather_rows(weights_.embedding(), acts_.find<int32_t>("ids"), 0, stream);
     show("embed", stream);
     for (int layer = 0; layer < num_layers_; ++layer) {
       runner_.forward(layer, layers_[static_cast<size_t>(layer)], view);

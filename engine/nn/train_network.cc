@@ -232,7 +232,7 @@ class HostTrainNetwork : public TrainNetwork {
 
   void run_forward(const StepView& view) {
     float* input = forward_tensors_[0].at[at(Slot::kInput)];
-    token_ops_->gather_rows(weights_->embedding(), acts_.find<int32_t>("ids"),
+    token_ops_->gather_rows(weights_->embedding(), acts_.find<int32_t>("ids"), 0,
                             runner_.matrix(input, view.num_tokens, hidden_));
     for (int layer = 0; layer < num_layers_; ++layer) {
       runner_.forward(layer, forward_tensors_[static_cast<size_t>(layer)], view);

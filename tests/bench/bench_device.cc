@@ -30,7 +30,11 @@ constexpr const char* kHelp =
     "  --cpu-time           processor time instead of wall time (hides waiting)\n";
 
 // Operands may be rounded, for kernels that do; others are exact all the same.
-constexpr AttentionShape kHeads = {9, 3, 64, 0.125f, ProductOperands::kMayRound};
+constexpr AttentionShape kHeads = {.num_heads = 9,
+                                   .num_kv_heads = 3,
+                                   .head_dim = 64,
+                                   .scale = 0.125f,
+                                   .operands = ProductOperands::kMayRound};
 constexpr int kSamples = 5;
 constexpr double kSampleSeconds = 0.015;
 constexpr double kPeakSeconds = 0.004;
@@ -312,8 +316,9 @@ void DeviceBench::rows() {
   line("swiglu backward 1024x1536", bytes(5, tokens * ffn),
        [&] { ops_.elementwise->swiglu_backward(wide(x), wide(y), wide(z), wide(x), wide(y)); });
   const std::vector<uint64_t> ids(static_cast<size_t>(tokens), 7);
-  line("dropout 1024x576", bytes(2, tokens * h),
-       [&] { ops_.token->dropout(hidden(x), 0.1f, 1, 2, ids.data(), hidden(y), Write::kSet); });
+  line("dropout 1024x576", bytes(2, tokens * h), [&] {
+    ops_.token->dropout(hidden(x), {0.1f, 1, 2, ids.data()}, hidden(y), Write::kSet);
+  });
   const Buffer angles = floats(tokens * 32);
   std::vector<int32_t> positions;
   for (int32_t i = 0; i < tokens; ++i) positions.push_back(i);

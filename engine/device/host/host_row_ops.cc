@@ -54,7 +54,8 @@ class HostTokenOps final : public TokenOps {
   explicit HostTokenOps(const HostRuntime& runtime) : runtime_(runtime) {}
 
  protected:
-  void do_gather_rows(const WeightHandle& table, const int32_t* ids, const Matrix& y) override;
+  void do_gather_rows(const WeightHandle& table, const int32_t* ids, int32_t first_id,
+                      const Matrix& y) override;
   void do_rmsnorm_forward(const ConstMatrix& x, const float* weight, float eps, const Matrix& y,
                           float* rstd) override {
     for_rows(runtime_, x, [&](int64_t i) {
@@ -70,6 +71,30 @@ class HostTokenOps final : public TokenOps {
                                                 write == Write::kAdd);
     });
   }
+  void do_head_norm_forward(const ConstMatrix& x, int64_t head_dim, const float* weight, float eps,
+                            const Matrix& y, float* rstd) override {
+    const int64_t heads = x.cols / head_dim;
+    for_rows(runtime_, x, [&](int64_t i) {
+      const float* from = x.data + i * x.stride;
+      float* to = y.data + i * y.stride;
+      for (int64_t head = 0; head < heads; ++head, from += head_dim, to += head_dim) {
+        rstd[i * heads + head] =
+            runtime_.kernels->vector.rmsnorm_forward(from, weight, eps, to, head_dim);
+      }
+    });
+  }
+  void do_head_norm_backward(const ConstMatrix& dy, const ConstMatrix& x, int64_t head_dim,
+                             const float* weight, const float* rstd, const Matrix& dx) override {
+    const int64_t heads = x.cols / head_dim;
+    for_rows(runtime_, x, [&](int64_t i) {
+      for (int64_t head = 0; head < heads; ++head) {
+        const int64_t column = head * head_dim;
+        runtime_.kernels->vector.rmsnorm_backward(
+            dy.data + i * dy.stride + column, x.data + i * x.stride + column, weight,
+            rstd[i * heads + head], dx.data + i * dx.stride + column, head_dim, false);
+      }
+    });
+  }
   void do_rope(const Matrix& x, int64_t head_dim, const float* cos, const float* sin,
                const int32_t* positions, Direction direction) override {
     const int64_t half = head_dim / 2;
@@ -79,19 +104,24 @@ class HostTokenOps final : public TokenOps {
                                     cos + positions[i] * half, sin + positions[i] * half, sign);
     });
   }
-  void do_dropout(const ConstMatrix& x, float p, uint64_t seed, uint64_t stream,
-                  const uint64_t* row_ids, const Matrix& y, Write write) override;
+  void do_dropout(const ConstMatrix& x, const DropoutMask& mask, const Matrix& y,
+                  Write write) override;
 
  private:
   const HostRuntime& runtime_;
 };
 
-void HostTokenOps::do_gather_rows(const WeightHandle& table, const int32_t* ids, const Matrix& y) {
-  for (int64_t row = 0; row < y.rows; ++row) GALLEY_CHECK(ids[row] >= 0 && ids[row] < table.out);
+void HostTokenOps::do_gather_rows(const WeightHandle& table, const int32_t* ids, int32_t first_id,
+                                  const Matrix& y) {
   for_rows(runtime_, y, [&](int64_t row) {
     float* const to = y.data + row * y.stride;
-    if (table.kind == WeightKind::kInt8) return read_host_int8_row(table, ids[row], to);
-    const int64_t panel = ids[row] / kPanelOutputs, j = ids[row] % kPanelOutputs;
+    const int64_t id = int64_t{ids[row]} - first_id;
+    if (id < 0 || id >= table.out) {
+      std::fill_n(to, table.in, 0.0f);
+      return;
+    }
+    if (table.kind == WeightKind::kInt8) return read_host_int8_row(table, id, to);
+    const int64_t panel = id / kPanelOutputs, j = id % kPanelOutputs;
     const int64_t offset = panel * stored_inputs(table) * kPanelOutputs;
     if (table.kind == WeightKind::kF32) {
       const float* from = table.arena->at<float>(table.offset_bytes) + offset + j;
@@ -105,19 +135,20 @@ void HostTokenOps::do_gather_rows(const WeightHandle& table, const int32_t* ids,
   });
 }
 
-void HostTokenOps::do_dropout(const ConstMatrix& x, float p, uint64_t seed, uint64_t stream,
-                              const uint64_t* row_ids, const Matrix& y, Write write) {
+void HostTokenOps::do_dropout(const ConstMatrix& x, const DropoutMask& mask, const Matrix& y,
+                              Write write) {
   // Seed and stream become one key of 64 bits; the counter is left for row and column.
-  const std::array<uint32_t, 4> key =
-      philox4x32({static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32), 0, 0},
-                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const std::array<uint32_t, 4> key = philox4x32(
+      {static_cast<uint32_t>(mask.stream), static_cast<uint32_t>(mask.stream >> 32), 0, 0},
+      {static_cast<uint32_t>(mask.seed), static_cast<uint32_t>(mask.seed >> 32)});
   DropoutNumbers numbers;
   numbers.key[0] = key[0];
   numbers.key[1] = key[1];
-  numbers.threshold = static_cast<uint32_t>(static_cast<double>(p) * 0x1p32);
-  numbers.scale = static_cast<float>(1.0 / (1.0 - static_cast<double>(p)));
+  numbers.threshold = static_cast<uint32_t>(static_cast<double>(mask.p) * 0x1p32);
+  numbers.scale = static_cast<float>(1.0 / (1.0 - static_cast<double>(mask.p)));
+  numbers.first_column = mask.first_column;
   for_rows(runtime_, x, [&](int64_t i) {
-    runtime_.kernels->vector.dropout(x.data + i * x.stride, row_ids[i], numbers,
+    runtime_.kernels->vector.dropout(x.data + i * x.stride, mask.row_ids[i], numbers,
                                      y.data + i * y.stride, x.cols, write == Write::kAdd);
   });
 }
@@ -142,6 +173,29 @@ class HostLossOps final : public LossOps {
     for_rows(runtime_, logits, [&](int64_t i) {
       losses[i] = runtime_.kernels->vector.cross_entropy(logits.data + i * logits.stride,
                                                          targets[i], 0.0f, nullptr, logits.cols);
+    });
+  }
+  void do_cross_entropy_part(const ConstMatrix& logits, const int32_t* targets, int32_t first_token,
+                             double* parts) override {
+    for_rows(runtime_, logits, [&](int64_t i) {
+      const float* const row = logits.data + i * logits.stride;
+      const int64_t target = int64_t{targets[i]} - first_token;
+      const bool mine = target >= 0 && target < logits.cols;
+      runtime_.kernels->vector.exponential_sum(row, logits.cols, parts + 3 * i, parts + 3 * i + 1);
+      parts[3 * i + 2] = mine ? static_cast<double>(row[target]) : 0.0;
+    });
+  }
+  void do_cross_entropy_apply(const Matrix& logits, const int32_t* targets, int32_t first_token,
+                              const double* log_sum_exp, float gradient_scale) override {
+    for_rows(runtime_, logits, [&](int64_t i) {
+      float* const row = logits.data + i * logits.stride;
+      const int64_t target = int64_t{targets[i]} - first_token;
+      const bool mine = target >= 0 && target < logits.cols;
+      const double loss = mine ? log_sum_exp[i] - static_cast<double>(row[target]) : 0.0;
+      runtime_.kernels->vector.softmax(row, log_sum_exp[i], gradient_scale, logits.cols);
+      if (mine) {
+        row[target] = static_cast<float>(std::expm1(-loss) * static_cast<double>(gradient_scale));
+      }
     });
   }
 

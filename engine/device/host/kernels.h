@@ -170,6 +170,7 @@ struct DropoutNumbers {
   uint32_t key[2];
   uint32_t threshold;  // an element is kept when its draw is at least this
   float scale;         // 1 / (1 - p)
+  int64_t first_column;
 };
 
 /// Functions on one row, or on one flat range.
@@ -190,6 +191,11 @@ struct VectorKernels {
   /// Returns the loss of `target`; writes (softmax - onehot) * scale to `gradient` unless null.
   double (*cross_entropy)(const float* logits, int64_t target, float scale, float* gradient,
                           int64_t n);
+  /// The largest logit (minus infinity when there is none) and sum of exp(logit - largest), with
+  /// exponentials in f64.
+  void (*exponential_sum)(const float* logits, int64_t n, double* largest, double* sum);
+  /// In place: exp(logit - log_sum_exp) * scale.
+  void (*softmax)(float* logits, double log_sum_exp, float scale, int64_t n);
   void (*adamw)(float* w, const float* g, float* m, float* v, int64_t n,
                 const AdamWNumbers& numbers);
   double (*sum_of_squares)(const float* x, int64_t n);

@@ -145,8 +145,11 @@ void expect_solved(TestDevice& t, const Problem& p) {
 
 /// Kernels that round do so, unless a test says otherwise.
 AttentionShape shape_of(int64_t heads, int64_t kv_heads, int64_t head_dim) {
-  return {heads, kv_heads, head_dim, 1.0f / std::sqrt(static_cast<float>(head_dim)),
-          ProductOperands::kMayRound};
+  return {.num_heads = heads,
+          .num_kv_heads = kv_heads,
+          .head_dim = head_dim,
+          .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
+          .operands = ProductOperands::kMayRound};
 }
 
 TEST(Attention, equals_double_precision_for_many_shapes) {

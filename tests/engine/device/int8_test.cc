@@ -334,7 +334,7 @@ TEST(Int8, sources_pack_alike_in_any_pieces) {
     const Quantized q(plain);
     const std::vector<int32_t> ids = {0, 99, 33, 31, 32};
     Tensor rows(5, in, 2);
-    t.ops.token->gather_rows(pieces, ids.data(), rows.matrix());
+    t.ops.token->gather_rows(pieces, ids.data(), 0, rows.matrix());
     EXPECT_TRUE(rows.sentinels_hold());
     for (int64_t i = 0; i < 5; ++i) {
       const auto row = static_cast<size_t>(ids[static_cast<size_t>(i)]);
@@ -354,7 +354,7 @@ TEST(Int8, halves_round_to_even) {
   const Weight w = make_weight(t, plain);
   const int32_t id = 0;
   Tensor row(1, 5);
-  t.ops.token->gather_rows(w.handle, &id, row.matrix());
+  t.ops.token->gather_rows(w.handle, &id, 0, row.matrix());
   for (int64_t j = 0; j < 5; ++j) EXPECT_EQ(row(0, j), rounded[j]);
 }
 

@@ -301,7 +301,7 @@ TEST(PackWeight, bf16_sources_come_back_unchanged) {
     std::vector<int32_t> ids(static_cast<size_t>(out));
     for (int32_t i = 0; i < out; ++i) ids[static_cast<size_t>(i)] = i;
     Tensor y(out, in, 2);
-    t.ops.token->gather_rows(handle, ids.data(), y.matrix());
+    t.ops.token->gather_rows(handle, ids.data(), 0, y.matrix());
     EXPECT_TRUE(y.sentinels_hold());
     for (int64_t i = 0; i < out; ++i) {
       for (int64_t j = 0; j < in; ++j) {
@@ -323,7 +323,7 @@ TEST(PackWeight, f16_sources_are_widened_exactly_and_rounded_to_nearest_even_for
     t.ops.linear->pack_weight(handle, DType::kF16, source.data(), 0, 1);
     const int32_t id = 0;
     Tensor y(1, 4);
-    t.ops.token->gather_rows(handle, &id, y.matrix());
+    t.ops.token->gather_rows(handle, &id, 0, y.matrix());
     for (int64_t j = 0; j < 4; ++j) {
       EXPECT_EQ(y(0, j), kind == WeightKind::kF32 ? exact[j] : rounded[j]);
     }

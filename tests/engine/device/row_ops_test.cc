@@ -170,8 +170,8 @@ TEST(Dropout, equals_the_documented_draws_and_keeps_the_mean) {
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = (uint64_t{1} << 40) + 77 * i;
     const Tensor x = Tensor::random(rows, cols, 1, 1.0f, 2);
     Tensor y(rows, cols, 3), added = Tensor::filled(rows, cols, 1.0f);
-    t.ops.token->dropout(x.view(), p, seed, stream, ids.data(), y.matrix(), Write::kSet);
-    t.ops.token->dropout(x.view(), p, seed, stream, ids.data(), added.matrix(), Write::kAdd);
+    t.ops.token->dropout(x.view(), {p, seed, stream, ids.data()}, y.matrix(), Write::kSet);
+    t.ops.token->dropout(x.view(), {p, seed, stream, ids.data()}, added.matrix(), Write::kAdd);
     EXPECT_TRUE(y.sentinels_hold() && added.sentinels_hold());
     const auto key =
         philox4x32({static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32), 0, 0},
@@ -204,21 +204,21 @@ TEST(Dropout, mask_does_not_depend_on_batch_split_or_device) {
   const Tensor x = Tensor::random(rows, cols, 1);
   Tensor whole(rows, cols);
   TestDevice one = make_test_device(KernelSet::kPortable, 1);
-  one.ops.token->dropout(x.view(), 0.1f, 5, 6, ids.data(), whole.matrix(), Write::kSet);
+  one.ops.token->dropout(x.view(), {0.1f, 5, 6, ids.data()}, whole.matrix(), Write::kSet);
   for_every_device([&](TestDevice& t) {
     Tensor pieces(rows, cols);
     for (int64_t row = 0; row < rows; row += 13) {
       const int64_t num = std::min<int64_t>(13, rows - row);
       const ConstMatrix from(x.data() + row * cols, num, cols, cols);
       const Matrix to = {pieces.data() + row * cols, num, cols, cols};
-      t.ops.token->dropout(from, 0.1f, 5, 6, ids.data() + row, to, Write::kSet);
+      t.ops.token->dropout(from, {0.1f, 5, 6, ids.data() + row}, to, Write::kSet);
     }
     EXPECT_TRUE(pieces.same_bits(whole));
   });
   Tensor other(rows, cols);
-  one.ops.token->dropout(x.view(), 0.1f, 5, 7, ids.data(), other.matrix(), Write::kSet);
+  one.ops.token->dropout(x.view(), {0.1f, 5, 7, ids.data()}, other.matrix(), Write::kSet);
   EXPECT_FALSE(other.same_bits(whole)) << "another stream gave the same mask";
-  one.ops.token->dropout(x.view(), 0.0f, 5, 7, ids.data(), other.matrix(), Write::kSet);
+  one.ops.token->dropout(x.view(), {0.0f, 5, 7, ids.data()}, other.matrix(), Write::kSet);
   EXPECT_TRUE(other.same_bits(x)) << "p = 0 changed something";
 }
 

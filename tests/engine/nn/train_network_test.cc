@@ -43,10 +43,12 @@ MaskSource masks_of(Rig& rig, const Batch& batch, double dropout) {
     std::vector<uint64_t> ids;
     for (int64_t i = 0; i < tokens; ++i) ids.push_back(first + static_cast<uint64_t>(i));
     std::vector<float> ones(static_cast<size_t>(tokens * in), 1.0f), mask(ones.size());
-    rig.ops.token->dropout(
-        {ones.data(), tokens, in, in}, static_cast<float>(dropout), kDropoutSeed,
-        random_stream("dropout", {static_cast<uint64_t>(layer), static_cast<uint64_t>(projection)}),
-        ids.data(), {mask.data(), tokens, in, in}, device::Write::kSet);
+    rig.ops.token->dropout({ones.data(), tokens, in, in},
+                           {static_cast<float>(dropout), kDropoutSeed,
+                            random_stream("dropout", {static_cast<uint64_t>(layer),
+                                                      static_cast<uint64_t>(projection)}),
+                            ids.data()},
+                           {mask.data(), tokens, in, in}, device::Write::kSet);
     return mask;
   };
 }
