@@ -18,10 +18,41 @@ constexpr WeightNames kLlamaNames = {
     .projections = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
                     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}};
 
-constexpr Family kFamilies[] = {{.architecture = "LlamaForCausalLM",
-                                 .model_type = "llama",
-                                 .activation = "silu",
-                                 .names = kLlamaNames}};
+constexpr Family kFamilies[] = {
+    {.architecture = "LlamaForCausalLM",
+     .model_type = "llama",
+     .activation = "silu",
+     .attention_bias = AttentionBias::kByKey,
+     .has_mlp_bias_key = true,
+     .names = kLlamaNames},
+    {.architecture = "MistralForCausalLM",
+     .model_type = "mistral",
+     .activation = "silu",
+     .window = WindowKeys::kWindow,
+     .defaults = {.num_kv_heads = 8, .max_position = 4096 * 32, .sliding_window = 4096},
+     .names = kLlamaNames},
+    {.architecture = "Qwen2ForCausalLM",
+     .model_type = "qwen2",
+     .activation = "silu",
+     .attention_bias = AttentionBias::kQkv,
+     .window = WindowKeys::kSwitchWindow,
+     .defaults = {.num_kv_heads = 32,
+                  .max_position = 32768,
+                  .sliding_window = 4096,
+                  .max_window_layers = 28},
+     .names = kLlamaNames},
+    {.architecture = "Qwen3ForCausalLM",
+     .model_type = "qwen3",
+     .activation = "silu",
+     .attention_bias = AttentionBias::kByKey,
+     .qk_norm = true,
+     .window = WindowKeys::kSwitchWindow,
+     .defaults = {.num_kv_heads = 32,
+                  .head_dim = 128,
+                  .max_position = 32768,
+                  .sliding_window = 4096,
+                  .max_window_layers = 28},
+     .names = kLlamaNames}};
 
 }  // namespace
 

@@ -13,15 +13,19 @@
 
 namespace galley::model {
 
-enum class RopeKind { kDefault, kLinear, kLlama3 };
+enum class RopeKind { kDefault, kLinear, kLlama3, kYarn };
 
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
   double theta = 10000.0;
-  double factor = 1.0;                // linear, llama3
+  double factor = 1.0;                // linear, llama3, yarn
   double low_freq_factor = 1.0;       // llama3
   double high_freq_factor = 4.0;      // llama3
-  int64_t original_max_position = 0;  // llama3
+  int64_t original_max_position = 0;  // llama3, yarn
+  double beta_fast = 32.0;            // yarn: turns over the original length, see rope.cc
+  double beta_slow = 1.0;             // yarn
+  bool round_bounds = true;           // yarn: the ramp begins and ends at whole pairs
+  double magnitude = 1.0;             // yarn: factor of cos and sin
 };
 
 /// The seven linears of a block, in this order everywhere.
@@ -73,7 +77,7 @@ ModelConfig read_model_config(const std::string& model_folder);
 ModelConfig parse_model_config(const Json& config, const std::string& where);
 
 /// Rotary tables cos and sin, each [num_positions, head_dim / 2] row-major, computed in f64 and
-/// rounded once (llama3 scaling as in Llama 3.1's published code).
+/// rounded once (llama3 scaling as in Llama 3.1's published code, YaRN as in its paper).
 void rope_tables(const ModelConfig& config, int64_t num_positions, float* cos, float* sin);
 
 }  // namespace galley::model
