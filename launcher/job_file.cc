@@ -86,6 +86,29 @@ void flatten(const ConfigValue& table, const std::string& section, const std::st
   if (group == "length" && table.find("steps") != nullptr) layers->erase("length.epochs");
 }
 
+/// Pins of a layout that contradict each other, whatever the model; stage_layers alone says pp.
+void check_layout_pins(const Layers& layers, int line, const Collector& collector,
+                       model::TrainSpec* spec) {
+  const auto add = [&](const char* key, const std::string& message) {
+    const auto found = layers.find(key);
+    const bool here = found != layers.end() && found->second.file == collector.file;
+    collector.add(here ? found->second.value.line : line, cat(key, ": ", message));
+  };
+  const auto stages = static_cast<int64_t>(spec->stage_layers.size());
+  if (stages > 0 && spec->pp < 0) spec->pp = stages;
+  if (stages > 0 && spec->pp != stages) {
+    add("plan.stage_layers",
+        cat("names ", stages, stages == 1 ? " stage" : " stages", ", but plan.pp is ", spec->pp,
+            "; give one number for each stage"));
+  }
+  if (spec->sequence_parallel && spec->tp == 1) {
+    add("plan.sequence_parallel",
+        "divides norms over tensor-parallel workers, but plan.tp is 1; set plan.tp to 2 or more, "
+        "or "
+        "leave it out");
+  }
+}
+
 JobEntry resolve_job(const Layers& layers, int line, const Collector& collector) {
   JobEntry entry;
   entry.line = line;
@@ -104,6 +127,7 @@ JobEntry resolve_job(const Layers& layers, int line, const Collector& collector)
       }
     }
   }
+  check_layout_pins(layers, line, collector, &entry.spec);
   if (!layers.contains("adapter.alpha"))
     entry.spec.lora.alpha = 2.0 * static_cast<double>(entry.spec.lora.rank);
   for (const std::string_view required : {"name", "model", "data"}) {

@@ -224,18 +224,32 @@ void read_warmup(const ConfigValue& value, TrainSpec* spec) {
   spec->warmup_fraction = 0;
 }
 
-void read_one_only(const ConfigValue& value) {
-  const int64_t size = integer_of(value, 1, 1 << 20);
-  if (size != 1) {
-    throw OptionFault{"parallel sizes other than 1 are not available in this version",
-                      Reason::kNotAvailable};
-  }
-}
-
-std::string print_threads(int64_t value) { return value < 0 ? "\"auto\"" : printed(value); }
+std::string print_auto(int64_t value) { return value < 0 ? "\"auto\"" : printed(value); }
 
 bool is_auto(const ConfigValue& value) {
   return value.kind == Kind::kString && value.text == "auto";
+}
+
+int64_t parallel_size(const ConfigValue& value) {
+  return is_auto(value) ? -1 : integer_of(value, 1, 4096);
+}
+
+void read_stage_layers(const ConfigValue& value, TrainSpec* spec) {
+  spec->stage_layers.clear();
+  if (is_auto(value)) return;
+  if (value.kind != Kind::kArray || value.items.empty()) {
+    fault("must be \"auto\" or the layers of each pipeline stage, such as [20, 10]");
+  }
+  for (const ConfigValue& item : value.items) {
+    spec->stage_layers.push_back(integer_of(item, 1, 1000000));
+  }
+}
+
+std::string print_stage_layers(const TrainSpec& spec) {
+  if (spec.stage_layers.empty()) return "\"auto\"";
+  std::vector<std::string> numbers;
+  for (const int64_t layers : spec.stage_layers) numbers.push_back(std::to_string(layers));
+  return "[" + join(numbers, ", ") + "]";
 }
 
 std::vector<TrainOption> make_options() {
@@ -425,15 +439,26 @@ std::vector<TrainOption> make_options() {
       "plan.gpu_type", "pin: GPU type",
       [](V v, C, S s) { s->gpu_type = is_auto(v) ? "" : text_of(v); },
       [](P s) { return quoted(s.gpu_type.empty() ? "auto" : s.gpu_type); });
-  for (const std::string_view size : {"plan.tp", "plan.pp", "plan.dp"}) {
-    add(
-        size, "pin: parallel size", [](V v, C, S) { read_one_only(v); },
-        [](P) { return std::string("1"); });
-  }
+  add(
+      "plan.tp", "pin: tensor-parallel size", [](V v, C, S s) { s->tp = parallel_size(v); },
+      [](P s) { return print_auto(s.tp); });
+  add(
+      "plan.pp", "pin: pipeline stages", [](V v, C, S s) { s->pp = parallel_size(v); },
+      [](P s) { return print_auto(s.pp); });
+  add(
+      "plan.dp", "pin: data-parallel replicas", [](V v, C, S s) { s->dp = parallel_size(v); },
+      [](P s) { return print_auto(s.dp); });
+  add(
+      "plan.stage_layers", "pin: layers of each pipeline stage",
+      [](V v, C, S s) { read_stage_layers(v, s); }, print_stage_layers);
+  add(
+      "plan.sequence_parallel", "norms divided over the tensor-parallel workers by tokens",
+      [](V v, C, S s) { s->sequence_parallel = boolean_of(v); },
+      [](P s) { return printed(s.sequence_parallel); });
   add(
       "plan.micro_batch_tokens", "pin: most tokens of a micro batch",
       [](V v, C, S s) { s->micro_batch_tokens = is_auto(v) ? -1 : integer_of(v, 2, 1 << 24); },
-      [](P s) { return print_threads(s.micro_batch_tokens); });
+      [](P s) { return print_auto(s.micro_batch_tokens); });
   add(
       "plan.recompute", "pin: auto, none or block",
       [](V v, C, S s) {
@@ -443,7 +468,7 @@ std::vector<TrainOption> make_options() {
   add(
       "plan.threads", "pin: threads of the host device",
       [](V v, C, S s) { s->threads = is_auto(v) ? -1 : integer_of(v, 1, 4096); },
-      [](P s) { return print_threads(s.threads); });
+      [](P s) { return print_auto(s.threads); });
   add(
       "plan.kernels", "pin: kernels of the host device, or auto: the fastest, measured",
       [](V v, C, S s) {

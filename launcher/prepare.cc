@@ -8,6 +8,7 @@
 #include "engine/core/error.h"
 #include "engine/core/file.h"
 #include "engine/core/strings.h"
+#include "engine/model/layout.h"
 #include "engine/model/weights.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/token_file.h"
@@ -118,6 +119,24 @@ void check_precision(PreparedJob* job) {
           " forbids; set precision = \"bf16\", or leave the kernels to galley"));
 }
 
+/// Pins that this model cannot be divided into, told from config.json before any weight is read.
+void check_layout_pins(const PreparedJob& job) {
+  const model::TrainSpec& spec = job.spec;
+  model::ParallelLayout layout;
+  layout.tp_size = static_cast<int>(std::max<int64_t>(1, spec.tp));
+  layout.pp_size = static_cast<int>(std::max<int64_t>(1, spec.pp));
+  layout.dp_size = static_cast<int>(std::max<int64_t>(1, spec.dp));
+  for (const int64_t layers : spec.stage_layers)
+    layout.stage_layers.push_back(static_cast<int>(layers));
+  model::require_layout(job.config, layout);
+  if (layout.dp_size > spec.global_batch) {
+    throw Error(Reason::kBadConfig,
+                cat("plan.dp = ", spec.dp, " replicas cannot share a global batch of ",
+                    spec.global_batch, spec.global_batch == 1 ? " row" : " rows",
+                    "; set plan.dp to at most ", spec.global_batch));
+  }
+}
+
 std::optional<text::ChatTemplate> load_template(const model::TrainSpec& spec,
                                                 std::string* missing) {
   if (!spec.chat_template.empty()) return text::ChatTemplate::load(spec.chat_template);
@@ -181,6 +200,7 @@ class Preparation {
       });
     }
     if (!guard([&] { job->config = model::read_model_config(job->spec.model); })) return false;
+    guard([&] { check_layout_pins(*job); });
     guard([&] {
       std::vector<std::string> warnings;
       const model::ModelWeights weights =

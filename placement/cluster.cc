@@ -15,7 +15,8 @@ using Kind = ConfigValue::Kind;
 constexpr size_t kMostGpus = 65536;
 const std::vector<std::string>& entry_keys() {
   static const std::vector<std::string> keys = {
-      "type", "count", "threads", "memory", "speed", "bandwidth_gb_s", "f32_tflops", "bf16_tflops"};
+      "type",           "count",      "threads",     "memory",    "speed",
+      "bandwidth_gb_s", "f32_tflops", "bf16_tflops", "link_gb_s", "network_gb_s"};
   return keys;
 }
 
@@ -151,6 +152,14 @@ void read_node(const ConfigValue& table, Cluster* cluster, Reader* reader) {
   }
 }
 
+/// Emulated GPUs share one kind of core: the fastest of the cluster runs as fast as the cores do,
+/// the others take longer on purpose.
+void throttle(Cluster* cluster) {
+  double fastest = 0;
+  for (const Gpu& gpu : cluster->gpus) fastest = std::max(fastest, gpu.type.relative_speed);
+  for (Gpu& gpu : cluster->gpus) gpu.type.slowdown = fastest / gpu.type.relative_speed;
+}
+
 }  // namespace
 
 std::string Cluster::gpu_name(GpuIndex gpu) const {
@@ -189,6 +198,7 @@ Cluster read_cluster_file(const std::string& path) {
   }
   if (!reader.faults.empty()) throw Error(Reason::kBadConfig, format_faults(path, reader.faults));
   for (Gpu& gpu : cluster.gpus) gpu.type.emulated = cluster.emulated;
+  if (cluster.emulated) throttle(&cluster);
   return cluster;
 }
 
@@ -206,6 +216,10 @@ Json to_json(const Cluster& cluster) {
         .set("bf16_flops", gpu.type.peak_bf16_flops)
         .set("context_bytes", gpu.type.context_bytes)
         .set("speed", gpu.type.relative_speed)
+        .set("slowdown", gpu.type.slowdown)
+        .set("link_bytes_per_s", gpu.type.link_bytes_per_s)
+        .set("network_bytes_per_s", gpu.type.network_bytes_per_s)
+        .set("communicator_bytes", gpu.type.communicator_bytes)
         .set("node", gpu.node)
         .set("local_index", gpu.local_index)
         .set("uuid", gpu.uuid)
@@ -231,6 +245,10 @@ Cluster cluster_from_json(const Json& json) {
     gpu.type.peak_bf16_flops = entry.get_double("bf16_flops");
     gpu.type.context_bytes = static_cast<uint64_t>(entry.get_int("context_bytes"));
     gpu.type.relative_speed = entry.get_double("speed", 1);
+    gpu.type.slowdown = entry.get_double("slowdown", 1);
+    gpu.type.link_bytes_per_s = entry.get_double("link_bytes_per_s", 0);
+    gpu.type.network_bytes_per_s = entry.get_double("network_bytes_per_s", 0);
+    gpu.type.communicator_bytes = static_cast<uint64_t>(entry.get_int("communicator_bytes", 0));
     gpu.type.emulated = cluster.emulated;
     gpu.node = static_cast<int>(entry.get_int("node"));
     gpu.local_index = static_cast<int>(entry.get_int("local_index"));

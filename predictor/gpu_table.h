@@ -19,6 +19,9 @@ struct GpuType {
   uint64_t context_bytes = 0;   // device context and loaded kernels of one worker
   bool emulated = false;        // a memory-limited share of the host device
   double relative_speed = 1.0;  // as the cluster file says ("speed")
+  // What a GPU sends to another one, per direction: on its node (NVLink, or PCIe), and elsewhere.
+  double link_bytes_per_s = 0, network_bytes_per_s = 0;
+  uint64_t communicator_bytes = 0;  // device memory that NCCL takes in a worker of a group
   double slowdown = 1.0;  // of emulated types: the fastest speed of the cluster over its own; its
                           // workers take so many times as long, on purpose
 };
@@ -37,6 +40,8 @@ const std::vector<GpuType>& gpu_table();
 /// Row of the table. Error(kBadConfig) for an unknown name, with the nearest names.
 GpuType gpu_type_by_name(const std::string& name);
 /// An inline description: { name, memory = "40GiB", speed = 2.0, ... }; unknown keys are errors.
+/// Without memory it is the row of that name with what it gives changed; otherwise only the links
+/// of such a row are taken over.
 /// bf16_tflops = 0 describes a card without bf16.
 GpuType gpu_type_from_json(const Json& description, const std::string& where);
 

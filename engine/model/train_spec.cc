@@ -147,6 +147,17 @@ Json result_json(const TrainSpec& spec) {
   return json;
 }
 
+/// Records of runs begun before groups have none of them.
+void read_layout_pins(const Json& json, TrainSpec* spec) {
+  spec->tp = json.get_int("tp", -1);
+  spec->pp = json.get_int("pp", -1);
+  spec->dp = json.get_int("dp", -1);
+  if (const Json* stages = json.find("stage_layers")) {
+    for (const Json& layers : stages->as_array()) spec->stage_layers.push_back(layers.as_int());
+  }
+  spec->sequence_parallel = json.get_bool("sequence_parallel", false);
+}
+
 }  // namespace
 
 Precision precision_from_name(std::string_view name) {
@@ -154,6 +165,8 @@ Precision precision_from_name(std::string_view name) {
 }
 
 Json to_json(const TrainSpec& spec) {
+  Json stages = Json::array();
+  for (const int64_t layers : spec.stage_layers) stages.push(layers);
   Json json = Json::object();
   json.set("name", spec.name);
   const Json result = result_json(spec);
@@ -161,6 +174,11 @@ Json to_json(const TrainSpec& spec) {
   json.set("recompute", name_of(kRecomputeNames, spec.recompute))
       .set("priority", spec.priority)
       .set("gpu_type", spec.gpu_type)
+      .set("tp", spec.tp)
+      .set("pp", spec.pp)
+      .set("dp", spec.dp)
+      .set("stage_layers", std::move(stages))
+      .set("sequence_parallel", spec.sequence_parallel)
       .set("micro_batch_tokens", spec.micro_batch_tokens)
       .set("threads", spec.threads)
       .set("kernels", spec.kernels);
@@ -197,6 +215,7 @@ TrainSpec train_spec_from_json(const Json& json) {
   spec.recompute = value_of(kRecomputeNames, json, "recompute");
   spec.priority = json.at("priority").as_int();
   spec.gpu_type = json.at("gpu_type").as_string();
+  read_layout_pins(json, &spec);
   spec.micro_batch_tokens = json.at("micro_batch_tokens").as_int();
   spec.threads = json.at("threads").as_int();
   spec.kernels = json.at("kernels").as_string();

@@ -102,7 +102,7 @@ truncation = "keep_end"
 chat_template = "own.jinja"
 special_tokens = "parse"
 priority = -3
-plan = { gpu_type = "a100-40gb", tp = 1, pp = 1, dp = 1, micro_batch_tokens = 512, recompute = "block", threads = 2, kernels = "portable" }
+plan = { gpu_type = "a100-40gb", tp = 2, pp = 3, dp = 4, stage_layers = [10, 10, 4], sequence_parallel = true, micro_batch_tokens = 512, recompute = "block", threads = 2, kernels = "portable" }
 )");
   const model::TrainSpec& spec = file.jobs.at(0).spec;
   EXPECT_EQ(file.run.directory, "somewhere");
@@ -129,6 +129,11 @@ plan = { gpu_type = "a100-40gb", tp = 1, pp = 1, dp = 1, micro_batch_tokens = 51
   EXPECT_EQ(path_name(spec.chat_template), "own.jinja");
   EXPECT_EQ(spec.priority, -3);
   EXPECT_EQ(spec.gpu_type, "a100-40gb");
+  EXPECT_EQ(spec.tp, 2);
+  EXPECT_EQ(spec.pp, 3);
+  EXPECT_EQ(spec.dp, 4);
+  EXPECT_EQ(spec.stage_layers, (std::vector<int64_t>{10, 10, 4}));
+  EXPECT_TRUE(spec.sequence_parallel);
   EXPECT_EQ(spec.micro_batch_tokens, 512);
   EXPECT_EQ(spec.recompute, model::Recompute::kBlock);
   EXPECT_EQ(spec.threads, 2);
@@ -138,6 +143,7 @@ plan = { gpu_type = "a100-40gb", tp = 1, pp = 1, dp = 1, micro_batch_tokens = 51
 TEST(JobFile, resolved_toml_reads_back_to_the_same_jobs) {
   for (const char* lines :
        {"", "length = { steps = 5 }\n", "schedule = { name = \"constant\", warmup = \"7%\" }\n",
+        "plan = { tp = 2, dp = 3, stage_layers = [4, 2], sequence_parallel = true }\n",
         "schedule = { warmup = \"3.3333%\" }\nadapter = { targets = \"all-linear\", alpha = 7 }\n",
         "data_free = 1\n"}) {
     std::string text = std::string(kSmallest) + lines;
@@ -229,7 +235,15 @@ TEST(JobFile, wrong_values_are_refused_each_with_its_key) {
       {"plan = { threads = 0 }", "plan.threads"},
       {"plan = { kernels = \"sse\" }", "plan.kernels"},
       {"plan = { recompute = \"all\" }", "plan.recompute"},
-      {"plan = { tp = 0 }", "plan.tp"},
+      {"plan = { tp = 0 }", "plan.tp: must lie in 1 .. 4096"},
+      {"plan = { pp = \"two\" }", "plan.pp"},
+      {"plan = { dp = 1.5 }", "plan.dp"},
+      {"plan = { stage_layers = [] }", "plan.stage_layers"},
+      {"plan = { stage_layers = [3, 0] }", "plan.stage_layers"},
+      {"plan = { stage_layers = 3 }", "such as [20, 10]"},
+      {"plan = { pp = 3, stage_layers = [20, 10] }", "names 2 stages, but plan.pp is 3"},
+      {"plan = { sequence_parallel = 1 }", "plan.sequence_parallel"},
+      {"plan = { tp = 1, sequence_parallel = true }", "plan.tp is 1"},
       {"[run]\nwall_time = \"long\"", "wall_time"},
       {"[run]\nwall_time = -5", "wall_time"},
       {"[run]\ncheckpoint = { keep = 0 }", "checkpoint.keep"},
@@ -277,7 +291,6 @@ TEST(JobFile, what_comes_later_is_refused_by_name_with_78) {
   expect_in(error_of("[[generate]]\nname = \"g\"\n", later), "galley generate");
   expect_in(error_of("adapter = { method = \"dora\" }\n", later), "dora");
   expect_in(error_of("optimizer = { name = \"sgd\" }\n", later), "sgd");
-  expect_in(error_of("plan = { tp = 2 }\n", later), "parallel");
   try {
     read("[[train]]\nname = \"a\"\nmodel = \"m\"\ndata = [{ path = \"x\", weight = 2 }]\n");
     ADD_FAILURE() << "a weight was accepted";
@@ -391,12 +404,27 @@ TEST(JobFile, keys_of_other_tools_are_told_where_they_belong) {
       {"warmup = 8\n", "write schedule = { warmup = ... }"},
       {"learning_rat = 8\n", "write optimizer = { learning_rate = ... }"},
       {"dataset = \"x\"\n", "write data = ..."},
+      {"tensor_parallel_size = 2\n", "write plan = { tp = ... }"},
+      {"num_gpus = 2\n", "galley chooses how many GPUs"},
       {"checkpoint = { keep = 1 }\n", "it belongs in [run]"},
       {"sede = 1\n", "did you mean \"seed\"?"},
       {"precision = \"fp16\"\n", "use auto, f32 or bf16"},
       {"optimizer = { name = \"adam\" }\n", "did you mean \"adamw\"?"},
   };
   for (const auto& [lines, hint] : cases) expect_in(error_of(lines), hint);
+}
+
+TEST(JobFile, layers_of_stages_say_how_many_stages_there_are) {
+  const JobFile file = read(std::string(kSmallest) + "plan = { stage_layers = [4, 2, 1] }\n");
+  EXPECT_EQ(file.jobs.at(0).spec.pp, 3);
+  EXPECT_EQ(file.jobs.at(0).spec.tp, -1);
+  const JobFile automatic =
+      read(std::string(kSmallest) +
+           "plan = { tp = \"auto\", pp = \"auto\", dp = \"auto\", stage_layers = \"auto\" }\n");
+  EXPECT_EQ(automatic.jobs.at(0).spec.pp, -1);
+  EXPECT_TRUE(automatic.jobs.at(0).spec.stage_layers.empty());
+  expect_in(error_of("[train.plan]\npp = 3\nstage_layers = [20, 10]\n"), "jobs.toml:7: ");
+  expect_in(resolved_toml(file), "plan.stage_layers = [4, 2, 1]");
 }
 
 TEST(JobFile, the_reference_names_every_option) {

@@ -59,6 +59,40 @@ TEST(ClusterFile, emulation_and_memory_beside_a_name) {
   EXPECT_NE(cluster.gpus[0].uuid, cluster.gpus[1].uuid);
 }
 
+TEST(ClusterFile, emulated_gpus_slower_than_the_fastest_are_throttled) {
+  const std::string gpus =
+      "[[node]]\nnames = \"n1\"\ngpus = [{ type = \"a\", memory = \"1GiB\", speed = 3 }, "
+      "{ type = \"b\", memory = \"2GiB\" }, { type = \"c\", memory = \"1GiB\", speed = 1.5 }]\n";
+  const Cluster emulated = read("[cluster]\nemulate = true\n" + gpus);
+  EXPECT_EQ(emulated.gpus[0].type.slowdown, 1);
+  EXPECT_EQ(emulated.gpus[1].type.slowdown, 3);
+  EXPECT_EQ(emulated.gpus[2].type.slowdown, 2);
+  EXPECT_EQ(cluster_from_json(to_json(emulated)).gpus[1].type.slowdown, 3);
+  EXPECT_EQ(read(gpus).gpus[1].type.slowdown, 1) << "real cards are as fast as they are";
+  const Cluster plain = read(
+      "[cluster]\nemulate = true\n[[node]]\nnames = \"n1\"\n"
+      "gpus = [{ type = \"a100-40gb\" }, { type = \"t4-16gb\" }]\n");
+  for (const Gpu& gpu : plain.gpus) EXPECT_EQ(gpu.type.slowdown, 1);
+}
+
+TEST(ClusterFile, links_are_data_of_a_type) {
+  const Cluster cluster = read(
+      "[[node]]\nnames = \"n1\"\ngpus = [{ type = \"a100-40gb\" }, "
+      "{ type = \"a100-40gb\", link_gb_s = 20, network_gb_s = 3 }]\n");
+  EXPECT_GT(cluster.gpus[0].type.link_bytes_per_s, 1e11);
+  EXPECT_EQ(cluster.gpus[1].type.link_bytes_per_s, 2e10);
+  EXPECT_EQ(cluster.gpus[1].type.network_bytes_per_s, 3e9);
+  EXPECT_EQ(cluster.gpus[1].type.memory_bytes, cluster.gpus[0].type.memory_bytes)
+      << "the rest is as the table says";
+  EXPECT_EQ(cluster.gpus[1].type.peak_bf16_flops, cluster.gpus[0].type.peak_bf16_flops);
+  expect_in(
+      error_of("[[node]]\nnames = \"n1\"\ngpus = [{ type = \"a100-40gb\", link_gbs = 20 }]\n"),
+      "did you mean \"link_gb_s\"?");
+  expect_in(
+      error_of("[[node]]\nnames = \"n1\"\ngpus = [{ type = \"a100-40gb\", link_gb_s = 0 }]\n"),
+      "link_gb_s must be a number above 0");
+}
+
 TEST(ClusterFile, json_round_trip) {
   const Cluster cluster = read(
       "[cluster]\nemulate = true\n[[node]]\nnames = \"n[1-2]\"\n"

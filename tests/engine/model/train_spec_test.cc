@@ -31,6 +31,11 @@ TrainSpec sample() {
   spec.learning_rate = 0.1 + 0.2;
   spec.chat_template = "/t.jinja";
   spec.kernels = "avx2";
+  spec.tp = 2;
+  spec.pp = 3;
+  spec.dp = 4;
+  spec.stage_layers = {10, 10, 4};
+  spec.sequence_parallel = true;
   return spec;
 }
 
@@ -44,6 +49,28 @@ TEST(TrainSpec, json_round_trip_is_exact) {
   EXPECT_EQ(back.learning_rate, spec.learning_rate);
   EXPECT_EQ(back.lora, spec.lora);
   EXPECT_EQ(spec_hash(back), spec_hash(spec));
+  EXPECT_EQ(back.tp, 2);
+  EXPECT_EQ(back.pp, 3);
+  EXPECT_EQ(back.dp, 4);
+  EXPECT_EQ(back.stage_layers, (std::vector<int64_t>{10, 10, 4}));
+  EXPECT_TRUE(back.sequence_parallel);
+}
+
+TEST(TrainSpec, a_record_from_before_groups_reads_as_unpinned) {
+  Json old = Json::object();
+  const Json record = to_json(sample());
+  for (const auto& [key, value] : record.as_object()) {
+    if (key != "tp" && key != "pp" && key != "dp" && key != "stage_layers" &&
+        key != "sequence_parallel") {
+      old.set(key, value);
+    }
+  }
+  const TrainSpec back = train_spec_from_json(old);
+  EXPECT_EQ(back.tp, -1);
+  EXPECT_EQ(back.pp, -1);
+  EXPECT_EQ(back.dp, -1);
+  EXPECT_TRUE(back.stage_layers.empty());
+  EXPECT_FALSE(back.sequence_parallel);
 }
 
 TEST(TrainSpec, hash_sees_results_only) {
@@ -56,7 +83,12 @@ TEST(TrainSpec, hash_sees_results_only) {
   spec.kernels = "";
   spec.micro_batch_tokens = 99;
   spec.recompute = Recompute::kNone;
-  EXPECT_EQ(spec_hash(spec), hash);
+  spec.tp = 1;
+  spec.pp = -1;
+  spec.dp = 3;
+  spec.stage_layers = {};
+  spec.sequence_parallel = false;
+  EXPECT_EQ(spec_hash(spec), hash) << "a job resumes under another shape";
   spec.lora.rank_pattern = {{"a", 4}, {"z", 3}};
   EXPECT_NE(spec_hash(spec), hash);
   spec = sample();
