@@ -198,7 +198,7 @@ TEST(MemoryPlanTest, kept_elements_are_those_of_the_published_ablation) {
   const WorkerShape shape = worker_shape(config, {}, {});
   LayerRanks ranks{};
   ranks[static_cast<size_t>(Projection::kDown)] = 16;
-  const BlockBackward backward = block_backward(ranks, true, false);
+  const BlockBackward backward = block_backward({}, ranks, true, false);
   int64_t kept = 0, recomputed = 0;
   for (int i = 0; i < slot_index(Slot::kLowRank); ++i) {
     const auto slot = static_cast<Slot>(i);

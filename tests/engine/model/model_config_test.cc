@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fstream>
 #include <set>
+#include <variant>
 
 #include "engine/core/error.h"
 #include "engine/core/file.h"
@@ -66,15 +67,26 @@ TEST(ModelConfig, both_spellings_of_the_scaling_type) {
 }
 
 TEST(ModelConfig, refuses_by_name) {
-  Json yarn = Json::object();
-  yarn.set("rope_type", "yarn").set("factor", 4.0);
+  Json dynamic = Json::object();
+  dynamic.set("rope_type", "dynamic").set("factor", 4.0);
+  Json by_layer = Json::object();
+  by_layer.set("full_attention", Json::object().set("rope_type", "default"));
   const struct {
     Json json;
     const char* named;
   } cases[] = {
       {with("architectures", Json(Json::Array{Json("MambaForCausalLM")})), "MambaForCausalLM"},
       {with("hidden_act", "gelu"), "gelu"},
-      {with("rope_scaling", yarn), "yarn"},
+      {with("rope_scaling", dynamic), "dynamic"},
+      {with("rope_parameters", by_layer), "full_attention"},
+      {with("attn_logit_softcapping", 50.0), "attn_logit_softcapping"},
+      {with("residual_multiplier", 0.4), "residual_multiplier"},
+      {with("no_rope_layers", Json(Json::Array{Json(1), Json(0)})), "no_rope_layers"},
+      {with("num_local_experts", 8), "num_local_experts"},
+      {with("attention_dropout", 0.1), "attention_dropout"},
+      {with("sliding_window", 16), "sliding_window"},
+      {with("use_sliding_window", true), "use_sliding_window"},
+      {with("use_qk_norm", true), "use_qk_norm"},
       {with("quantization_config", Json::object()), "quantization_config"},
       {with("partial_rotary_factor", 0.5), "partial_rotary_factor"},
       {with("torch_dtype", "float8_e4m3fn"), "float8_e4m3fn"}};
@@ -84,6 +96,167 @@ TEST(ModelConfig, refuses_by_name) {
     EXPECT_NE(text.find(row.named), std::string::npos) << text;
     EXPECT_NE(text.find("toy/config.json"), std::string::npos) << text;
   }
+}
+
+/// The sliding window of a config, or the reason why it is refused.
+std::variant<int64_t, Reason> window_of(Json json) {
+  try {
+    return parse_model_config(json, "toy").sliding_window;
+  } catch (const Error& error) {
+    return error.reason();
+  }
+}
+Json layer_types(const char* first, const char* second) {
+  return Json(Json::Array{Json(first), Json(second)});
+}
+
+Json mistral() { return toy_config_json("MistralForCausalLM", "mistral"); }
+Json qwen2() { return toy_config_json("Qwen2ForCausalLM", "qwen2"); }
+Json qwen3() { return toy_config_json("Qwen3ForCausalLM", "qwen3").set("head_dim", 8); }
+
+TEST(ModelConfig, biases_and_head_norms_of_the_families) {
+  const struct {
+    Json json;
+    bool qkv_bias, o_bias, mlp_bias, qk_norm;
+  } cases[] = {
+      {toy_config_json(), false, false, false, false},
+      {with("attention_bias", true), true, true, false, false},
+      {with("mlp_bias", true), false, false, true, false},
+      {mistral(), false, false, false, false},
+      {mistral().set("attention_bias", false), false, false, false, false},
+      {qwen2(), true, false, false, false},
+      {qwen2().set("attention_bias", false), true, false, false, false},
+      {qwen3(), false, false, false, true},
+      {qwen3().set("attention_bias", true), true, true, false, true},
+  };
+  for (const auto& row : cases) {
+    SCOPED_TRACE(row.json.dump());
+    const ModelConfig config = parse_model_config(row.json, "toy");
+    EXPECT_EQ(config.qkv_bias, row.qkv_bias);
+    EXPECT_EQ(config.o_bias, row.o_bias);
+    EXPECT_EQ(config.mlp_bias, row.mlp_bias);
+    EXPECT_EQ(config.qk_norm, row.qk_norm);
+    EXPECT_EQ(config.projection_has_bias(Projection::kQ), row.qkv_bias);
+    EXPECT_EQ(config.projection_has_bias(Projection::kV), row.qkv_bias);
+    EXPECT_EQ(config.projection_has_bias(Projection::kO), row.o_bias);
+    EXPECT_EQ(config.projection_has_bias(Projection::kGate), row.mlp_bias);
+    EXPECT_EQ(config.projection_has_bias(Projection::kDown), row.mlp_bias);
+  }
+}
+
+TEST(ModelConfig, keys_of_other_families_are_refused_by_name) {
+  const std::pair<Json, const char*> cases[] = {
+      {mistral().set("attention_bias", true), "attention_bias"},
+      {mistral().set("mlp_bias", true), "mlp_bias"},
+      {mistral().set("use_sliding_window", true), "use_sliding_window"},
+      {qwen2().set("attention_bias", true), "attention_bias"},
+      {qwen2().set("mlp_bias", true), "mlp_bias"},
+      {qwen2().set("use_qk_norm", true), "use_qk_norm"},
+      {qwen3().set("mlp_bias", true), "mlp_bias"},
+      {qwen3().set("dual_chunk_attention_config", Json::object()), "dual_chunk_attention_config"},
+      {qwen3().set("num_experts", 8), "num_experts"},
+      {qwen2().set("hidden_act", "gelu"), "hidden_act"},
+  };
+  for (const auto& [json, key] : cases) {
+    const auto [reason, text] = refusal(json);
+    EXPECT_EQ(reason, Reason::kUnsupported) << key;
+    EXPECT_NE(text.find(key), std::string::npos) << text;
+  }
+  const auto [reason, text] = refusal(qwen3().set("model_type", "qwen2"));
+  EXPECT_EQ(reason, Reason::kBadModel);
+  EXPECT_NE(text.find("model_type"), std::string::npos) << text;
+}
+
+TEST(ModelConfig, windows_of_the_families) {
+  constexpr const char* kFull = "full_attention";
+  constexpr const char* kSliding = "sliding_attention";
+  const auto switched = [](Json json, Json window, Json from) {
+    return json.set("use_sliding_window", true)
+        .set("sliding_window", std::move(window))
+        .set("max_window_layers", std::move(from));
+  };
+  const struct {
+    Json json;
+    std::variant<int64_t, Reason> expected;
+  } cases[] = {
+      {with("sliding_window", nullptr), 0},
+      {with("use_sliding_window", false), 0},
+      {with("layer_types", layer_types(kFull, kFull)), 0},
+      {with("layer_types", layer_types(kSliding, kSliding)), Reason::kUnsupported},
+      {with("layer_types", layer_types(kFull, "chunked_attention")), Reason::kUnsupported},
+      {mistral(), 4096},  // what the family's own code takes when the key is missing
+      {mistral().set("sliding_window", nullptr), 0},
+      {mistral().set("sliding_window", 16), 16},
+      {mistral().set("sliding_window", 0), Reason::kBadModel},
+      {mistral().set("sliding_window", "16"), Reason::kBadModel},
+      {mistral().set("sliding_window", 16).set("layer_types", layer_types(kSliding, kSliding)), 16},
+      {mistral().set("sliding_window", 16).set("layer_types", layer_types(kSliding, kFull)),
+       Reason::kUnsupported},
+      {mistral().set("sliding_window", 16).set("layer_types", layer_types(kFull, kFull)),
+       Reason::kBadModel},
+      {qwen2(), 0},
+      {qwen2().set("sliding_window", 16).set("max_window_layers", 0), 0},
+      {qwen2().set("sliding_window", 16).set("use_sliding_window", false), 0},
+      {switched(qwen2(), 16, 0), 16},
+      {switched(qwen2(), 16, 2), 0},
+      {switched(qwen2(), 16, 5), 0},
+      {switched(qwen2(), 16, 1), Reason::kUnsupported},
+      {switched(qwen2(), nullptr, 0), 0},
+      {switched(qwen2(), 16, nullptr), 0},  // from layer 28 on
+      {switched(qwen2(), 16, "all"), Reason::kBadModel},
+      {switched(qwen3(), 16, 0), 16},
+      {switched(qwen3(), 16, 1).set("layer_types", layer_types(kSliding, kSliding)), 16},
+      {switched(qwen3(), 16, 0).set("layer_types", layer_types(kFull, kFull)), 0},
+      {switched(qwen3(), 16, 0).set("layer_types", layer_types(kFull, kSliding)),
+       Reason::kUnsupported},
+      {qwen3().set("layer_types", layer_types(kSliding, kSliding)), Reason::kBadModel},
+      {qwen3().set("layer_types", Json(Json::Array{Json(kFull)})), Reason::kBadModel},
+      {qwen3().set("layer_types", kFull), Reason::kBadModel},
+  };
+  for (const auto& row : cases) {
+    EXPECT_EQ(window_of(row.json), row.expected) << row.json.dump() << refusal(row.json).second;
+  }
+}
+
+TEST(ModelConfig, missing_keys_have_the_values_of_their_family) {
+  const Json missing = mistral().set("num_attention_heads", 16).set("hidden_size", 64);
+  Json without = Json::object();
+  for (const auto& [key, value] : missing.as_object()) {
+    if (key != "num_key_value_heads" && key != "max_position_embeddings") without.set(key, value);
+  }
+  EXPECT_EQ(parse_model_config(without, "toy").num_kv_heads, 8);
+  EXPECT_EQ(parse_model_config(without, "toy").max_position, 131072);
+  without.set("num_key_value_heads", nullptr);
+  EXPECT_EQ(parse_model_config(without, "toy").num_kv_heads, 16);
+  without.set("architectures", Json(Json::Array{Json("LlamaForCausalLM")}))
+      .set("model_type", "llama");
+  EXPECT_EQ(parse_model_config(without, "toy").num_kv_heads, 16);
+  EXPECT_EQ(parse_model_config(qwen3().set("head_dim", nullptr), "toy").head_dim, 128);
+}
+
+TEST(ModelConfig, yarn_reads_its_keys) {
+  const auto rope = [](const char* text) {
+    const Json json = parse_json_or_throw(text, "x", Reason::kInternal);
+    return parse_model_config(qwen2().set("rope_scaling", json), "toy").rope;
+  };
+  const RopeConfig plain = rope(R"({"type": "yarn", "factor": 4.0,
+      "original_max_position_embeddings": 32768})");
+  EXPECT_EQ(plain.kind, RopeKind::kYarn);
+  EXPECT_EQ(plain.original_max_position, 32768);
+  EXPECT_EQ(plain.beta_fast, 32);
+  EXPECT_EQ(plain.beta_slow, 1);
+  EXPECT_DOUBLE_EQ(plain.magnitude, 0.1 * std::log(4.0) + 1);
+  const RopeConfig given = rope(R"({"rope_type": "yarn", "factor": 8, "attention_factor": 1.5,
+      "beta_fast": 16, "beta_slow": 2, "truncate": false})");
+  EXPECT_EQ(given.original_max_position, 256);  // max_position_embeddings
+  EXPECT_EQ(given.magnitude, 1.5);
+  EXPECT_EQ(given.beta_fast, 16);
+  EXPECT_FALSE(given.round_bounds);
+  const RopeConfig two = rope(R"({"rope_type": "yarn", "factor": 8, "mscale": 2.0,
+      "mscale_all_dim": 1.0})");
+  EXPECT_DOUBLE_EQ(two.magnitude, (0.2 * std::log(8.0) + 1) / (0.1 * std::log(8.0) + 1));
+  EXPECT_EQ(refusal(with("rope_scaling", Json::object().set("type", "yarn"))).first,
+            Reason::kBadModel);
 }
 
 TEST(ModelConfig, nonsense_is_named_with_its_key) {
@@ -201,11 +374,29 @@ TEST(ModelConfig, rope_tables_by_definition) {
   EXPECT_NEAR(sin[7], std::sin(std::pow(10000.0, -0.75) / 8.0), 1e-7);  // pair 3
 }
 
+TEST(ModelConfig, yarn_keeps_short_waves_and_stretches_long_ones) {
+  ModelConfig config = parse_model_config(toy_config_json(), "toy");
+  config.head_dim = 64;
+  config.rope = {.kind = RopeKind::kYarn, .theta = 10000.0, .factor = 4.0, .magnitude = 1.25};
+  config.rope.original_max_position = 2048;
+  std::vector<float> cos(2 * 32), sin(2 * 32);
+  rope_tables(config, 2, cos.data(), sin.data());
+  const auto angle = [&](size_t i) { return std::atan2(sin[32 + i], cos[32 + i]); };
+  const auto plain = [](double i) { return std::pow(10000.0, -i / 32); };
+  EXPECT_FLOAT_EQ(cos[0], 1.25f);
+  EXPECT_NEAR(angle(0), plain(0), 1e-6);        // 326 turns over the original length
+  EXPECT_NEAR(angle(31), plain(31) / 4, 1e-8);  // 0.04 turns
+  // 32 turns are at pair 8.07, 1 turn at pair 20.1: the ramp goes from 8 to 21.
+  EXPECT_NEAR(angle(8), plain(8), 1e-6);
+  EXPECT_NEAR(angle(21), plain(21) / 4, 1e-7);
+  const double part = (14.0 - 8) / 13;
+  EXPECT_NEAR(angle(14), plain(14) * (1 - part + part / 4), 1e-6);
+}
+
 // Toys whose architecture or RoPE scaling comes later.
 const std::set<std::string> kRefusedToys = {
-    "gemma2",          "gemma3_text",     "gemma_1",     "granite",      "llama_rope_dynamic",
-    "llama_rope_yarn", "mistral_sliding", "mixtral_moe", "olmo2",        "phi3_fused",
-    "qwen2_tied",      "qwen2_untied",    "qwen3_moe",   "qwen3_qknorm", "smollm3"};
+    "gemma2",      "gemma3_text", "gemma_1",    "granite",   "llama_rope_dynamic",
+    "mixtral_moe", "olmo2",       "phi3_fused", "qwen3_moe", "smollm3"};
 
 TEST(ModelConfig, reference_toys_open_or_are_refused_by_name) {
   GALLEY_NEED_REFERENCE(folder, "toys");

@@ -27,6 +27,13 @@ inline Json toy_config_json() {
       "toy", Reason::kInternal);
 }
 
+/// The toy as another family; its own keys are not set.
+inline Json toy_config_json(const char* architecture, const char* model_type) {
+  return toy_config_json()
+      .set("architectures", Json(Json::Array{Json(architecture)}))
+      .set("model_type", model_type);
+}
+
 /// Writes the folder; `dropped` weights are left out.
 inline ModelConfig write_toy_folder(const std::string& folder, const Json& json,
                                     const std::vector<std::string>& dropped = {}) {

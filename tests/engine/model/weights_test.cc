@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "engine/core/error.h"
 #include "engine/core/strings.h"
@@ -112,6 +113,44 @@ TEST(Weights, surplus_is_a_warning_and_a_tied_head_is_none) {
   warnings.clear();
   ModelWeights::open(folder, tied, &warnings);
   EXPECT_TRUE(warnings.empty()) << warnings[0];
+}
+
+/// What stands between "model.layers.0." and the end of the names of a model's weights.
+std::set<std::string> names_of_a_layer(const Json& json) {
+  std::set<std::string> names;
+  for (const WeightSpec& spec : weight_specs(parse_model_config(json, "toy"))) {
+    constexpr std::string_view kLayer = "model.layers.0.";
+    if (spec.name.starts_with(kLayer)) names.insert(spec.name.substr(kLayer.size()));
+  }
+  return names;
+}
+
+TEST(Weights, families_differ_in_biases_and_head_norms) {
+  std::set<std::string> expected = names_of_a_layer(toy_config_json());
+  EXPECT_EQ(expected.size(), 9u);
+  EXPECT_EQ(names_of_a_layer(toy_config_json("MistralForCausalLM", "mistral")), expected);
+  std::set<std::string> normed = expected;
+  for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
+    expected.insert(cat("self_attn.", name, ".bias"));
+  }
+  EXPECT_EQ(names_of_a_layer(toy_config_json("Qwen2ForCausalLM", "qwen2")), expected);
+  normed.insert("self_attn.q_norm.weight");
+  normed.insert("self_attn.k_norm.weight");
+  const Json qwen3 = toy_config_json("Qwen3ForCausalLM", "qwen3").set("head_dim", 16);
+  EXPECT_EQ(names_of_a_layer(qwen3), normed);
+
+  const std::string folder = galley::testing::scratch_directory("weights");
+  const ModelConfig config = write_toy_folder(folder, qwen3);
+  const ModelWeights weights = ModelWeights::open(folder, config);
+  EXPECT_EQ(weights.get({WeightRole::kQNorm, 1}).shape, std::vector<int64_t>{16});
+  EXPECT_EQ(weights.get({WeightRole::kKNorm, 1}).name, "model.layers.1.self_attn.k_norm.weight");
+  int64_t parameters = 0;
+  for (const WeightSpec& spec : weight_specs(config)) {
+    int64_t count = 1;
+    for (const int64_t size : spec.shape) count *= size;
+    parameters += count;
+  }
+  EXPECT_EQ(config.num_parameters(), parameters);
 }
 
 TEST(Weights, wrong_dtype_is_named) {
