@@ -74,7 +74,10 @@ double error_of(const std::vector<float>& a, const std::vector<float>& b) {
 TEST(InferenceNetworkTest, a_whole_prompt_matches_the_definition) {
   for (const SmallShape& shape :
        {SmallShape{}, SmallShape{.tied = true, .attention_bias = true, .mlp_bias = true},
-        SmallShape{.heads = 6, .kv_heads = 1, .head_dim = 10}}) {
+        SmallShape{.heads = 6, .kv_heads = 1, .head_dim = 10},
+        SmallShape{.tied = true, .qkv_bias = true}, SmallShape{.sliding_window = 7},
+        SmallShape{.attention_bias = true, .qk_norm = true, .sliding_window = 1},
+        SmallShape{.heads = 6, .kv_heads = 3, .head_dim = 10, .qk_norm = true}}) {
     Fixture f(shape);
     const auto network = f.make({.max_tokens = 33, .num_slots = 1, .max_positions = 40});
     const auto ids = f.ids(33, 5);
@@ -98,6 +101,30 @@ TEST(InferenceNetworkTest, chunks_and_decodes_match_the_whole) {
       network->run(step, logits.data() + begin * f.vocab());
     }
     EXPECT_LT(error_of(logits, f.expected(ids, -1)), kTolerance) << chunk;
+  }
+}
+
+/// A window and head norms beside the cache: chunks that are longer and shorter than the window,
+/// and keys that an earlier step has written and a later one must not see any more.
+TEST(InferenceNetworkTest, windows_and_head_norms_match_the_whole_in_chunks) {
+  for (const SmallShape& shape :
+       {SmallShape{.sliding_window = 7}, SmallShape{.qk_norm = true},
+        SmallShape{.qkv_bias = true, .qk_norm = true, .sliding_window = 7}}) {
+    Fixture f(shape, 1);
+    const auto network = f.make({.max_tokens = 12, .num_slots = 2, .max_positions = 40});
+    const auto ids = f.ids(40, 5);
+    for (const int adapter : {-1, 0}) {
+      const auto expected = f.expected(ids, adapter);
+      for (const size_t chunk : {1u, 5u, 12u}) {
+        std::vector<float> logits(40 * f.vocab());
+        for (size_t begin = 0; begin < 40; begin += chunk) {
+          StepPlan step;
+          add(&step, ids, begin, std::min<size_t>(begin + chunk, 40), 1, adapter);
+          network->run(step, logits.data() + begin * f.vocab());
+        }
+        EXPECT_LT(error_of(logits, expected), kTolerance) << chunk << " adapter " << adapter;
+      }
+    }
   }
 }
 
@@ -184,7 +211,7 @@ TEST(InferenceNetworkTest, only_the_asked_rows_come_back) {
 TEST(InferenceNetworkTest, planned_bytes_are_allocated_bytes) {
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
     for (const int adapters : {0, 2}) {
-      Fixture f({}, adapters);
+      Fixture f({.qkv_bias = adapters > 0, .qk_norm = adapters > 0}, adapters);
       f.weights.reset();
       const uint64_t fixed = f.rig.device->allocated_bytes();
       f.weights = f.rig.load(f.config, f.values, dtype);

@@ -28,8 +28,11 @@ ModelConfig small_config(const SmallShape& shape) {
   config.max_position = 256;
   config.rms_eps = 1e-5;
   config.tied_embeddings = shape.tied;
-  config.attention_bias = shape.attention_bias;
+  config.qkv_bias = shape.attention_bias || shape.qkv_bias;
+  config.o_bias = shape.attention_bias;
   config.mlp_bias = shape.mlp_bias;
+  config.qk_norm = shape.qk_norm;
+  config.sliding_window = shape.sliding_window;
   return config;
 }
 
@@ -48,6 +51,10 @@ SmallWeights::SmallWeights(const ModelConfig& config, uint64_t seed) {
   for (int layer = 0; layer < static_cast<int>(config.num_layers); ++layer) {
     draw({.role = WeightRole::kAttentionNorm, .layer = layer}, {config.hidden}, 1, 0.2);
     draw({.role = WeightRole::kMlpNorm, .layer = layer}, {config.hidden}, 1, 0.2);
+    if (config.qk_norm) {
+      draw({.role = WeightRole::kQNorm, .layer = layer}, {config.head_dim}, 1, 0.2);
+      draw({.role = WeightRole::kKNorm, .layer = layer}, {config.head_dim}, 1, 0.2);
+    }
     for (int p = 0; p < model::kNumProjections; ++p) {
       const auto projection = static_cast<Projection>(p);
       const int64_t out = config.projection_out(projection), in = config.projection_in(projection);
@@ -212,6 +219,10 @@ class Reference {
     Rows q = linear(layer, Projection::kQ, n1);
     Rows k = linear(layer, Projection::kK, n1);
     const Rows v = linear(layer, Projection::kV, n1);
+    if (config_.qk_norm) {
+      q = norm(q, weights_.get({.role = WeightRole::kQNorm, .layer = layer}));
+      k = norm(k, weights_.get({.role = WeightRole::kKNorm, .layer = layer}));
+    }
     rotate(&q, config_.num_heads);
     rotate(&k, config_.num_kv_heads);
     add(linear(layer, Projection::kO, attention(q, k, v)), x);
@@ -226,10 +237,12 @@ class Reference {
     for (size_t i = 0; i < x.size(); ++i) (*y)[i] += x[i];
   }
 
+  /// Of each run of weight.size() values: a token's or a head's.
   Rows norm(const Rows& x, const std::vector<float>& weight) const {
     const auto h = static_cast<int64_t>(weight.size());
+    const int64_t num_rows = static_cast<int64_t>(x.size()) / h;
     Rows y(x.size());
-    for (int64_t t = 0; t < tokens_; ++t) {
+    for (int64_t t = 0; t < num_rows; ++t) {
       double sum = 0;
       for (int64_t i = 0; i < h; ++i) sum += x[idx(t, h, i)] * x[idx(t, h, i)];
       const double rstd = 1 / std::sqrt(sum / static_cast<double>(h) + config_.rms_eps);
@@ -312,14 +325,16 @@ class Reference {
       for (int64_t t = 0; t < tokens_; ++t) {
         std::vector<double> p;
         double sum = 0;
-        for (int64_t s = 0; s <= t; ++s) {
+        const int64_t window = config_.sliding_window;
+        const int64_t first = window > 0 ? std::max<int64_t>(0, t - window + 1) : 0;
+        for (int64_t s = first; s <= t; ++s) {
           double score = 0;
           for (int64_t i = 0; i < d; ++i) score += q[idx(t, qw, qc + i)] * k[idx(s, kw, kc + i)];
           p.push_back(std::exp(score / std::sqrt(static_cast<double>(d))));
           sum += p.back();
         }
-        for (int64_t s = 0; s <= t; ++s) {
-          const double weight = p[static_cast<size_t>(s)] / sum;
+        for (int64_t s = first; s <= t; ++s) {
+          const double weight = p[static_cast<size_t>(s - first)] / sum;
           for (int64_t i = 0; i < d; ++i) o[idx(t, qw, qc + i)] += weight * v[idx(s, kw, kc + i)];
         }
       }

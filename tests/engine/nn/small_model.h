@@ -1,5 +1,6 @@
-// A small random Llama for tests: its weights, the device that runs it, and a naive f64 forward
-// pass written from the definition, with which gradients are checked by central differences.
+// A small random model of any family for tests: its weights, the device that runs it, and a naive
+// f64 forward pass written from the definition, with which gradients are checked by central
+// differences.
 #pragma once
 
 #include <array>
@@ -20,6 +21,9 @@ struct SmallShape {
   int64_t vocab = 37, hidden = 24, intermediate = 40, layers = 3;
   int64_t heads = 4, kv_heads = 2, head_dim = 6;
   bool tied = false, attention_bias = false, mlp_bias = false;
+  bool qkv_bias = false;  // of q, k, v without that of o
+  bool qk_norm = false;
+  int64_t sliding_window = 0;
 };
 model::ModelConfig small_config(const SmallShape& shape);
 
