@@ -5,13 +5,12 @@
 
 #include "engine/core/error.h"
 #include "engine/core/strings.h"
+#include "predictor/figures.h"
 #include "predictor/precision.h"
 
 namespace galley::predictor {
 namespace {
 
-// Fraction of a device's peak that a LoRA step reaches; corrected by measured runs later.
-constexpr double kStepEfficiency = 0.45;
 // A core of the host device without a measurement: f32 operations per second.
 constexpr double kHostCoreFlops = 6e10;
 // Share of a real card's memory that is left to galley after the driver's own needs.
@@ -26,43 +25,6 @@ constexpr uint64_t kHostProcessBytes = 10ull << 20;
 constexpr uint64_t kCheckpointCopies = 3;
 // Largest micro batches tried, in multiples of the longest row.
 constexpr int64_t kMicroBatchRows[] = {16, 8, 4, 2, 1};
-
-int64_t longest_row(const model::TrainSpec& spec, const DataShape& data) {
-  const int64_t longest = data.longest_tokens > 0 ? data.longest_tokens : spec.sequence;
-  return std::min(longest, spec.sequence);
-}
-
-/// Bytes of a worker process beside its device memory: code and heap, and the copies of the adapter
-/// and its optimizer state while a checkpoint is written.
-uint64_t process_bytes(const GpuType& gpu, const model::MemorySettings& settings) {
-  const uint64_t checkpoint_copies = kCheckpointCopies * 4 * model::num_trainable(settings.linears);
-  return (runs_on_host(gpu) ? kHostProcessBytes : 0) + checkpoint_copies;
-}
-
-double device_flops(const GpuType& gpu, const PlanShape& shape) {
-  if (runs_on_host(gpu)) {
-    return kHostCoreFlops * shape.threads * gpu.relative_speed;
-  }
-  return shape.may_round_inputs ? gpu.peak_bf16_flops : gpu.peak_f32_flops;
-}
-
-double mean_tokens(const model::TrainSpec& spec, const DataShape& data) {
-  return data.mean_tokens > 0 ? data.mean_tokens
-                              : static_cast<double>(longest_row(spec, data)) * 0.6;
-}
-
-void add_speed(const model::ModelConfig& config, const model::TrainSpec& spec,
-               const DataShape& data, const PlanShape& shape, const GpuType& gpu,
-               const std::vector<model::AdaptedLinear>& linears, Prediction* prediction) {
-  const double mean = mean_tokens(spec, data);
-  const model::TokenFlops flops = model::training_flops(
-      config, linears, mean / 2, data.target_fraction, shape.recompute_blocks);
-  prediction->tokens_per_second = device_flops(gpu, shape) * kStepEfficiency / flops.total();
-  prediction->steps = total_steps(spec, data.num_rows);
-  const double rows = spec.max_steps >= 0 ? static_cast<double>(spec.max_steps * spec.global_batch)
-                                          : spec.epochs * static_cast<double>(data.num_rows);
-  prediction->seconds = rows * mean / prediction->tokens_per_second;
-}
 
 /// The cheapest change that would make a job fit, for the refusal's text.
 std::string remedy(const model::ModelConfig& config, const model::TrainSpec& spec,
@@ -104,7 +66,54 @@ std::string remedy(const model::ModelConfig& config, const model::TrainSpec& spe
   return "what would fit: " + join(options, ", or ");
 }
 
+void add_speed(const model::ModelConfig& config, const model::TrainSpec& spec,
+               const DataShape& data, const PlanShape& shape, const GpuType& gpu,
+               const std::vector<model::AdaptedLinear>& linears, Prediction* prediction) {
+  const model::TokenFlops flops = model::training_flops(
+      config, linears, mean_tokens(spec, data) / 2, data.target_fraction, shape.recompute_blocks);
+  prediction->tokens_per_second =
+      device_flops(gpu, shape.threads, shape.may_round_inputs) * kStepEfficiency / flops.total();
+  add_duration(spec, data, prediction);
+}
+
 }  // namespace
+
+int64_t longest_row(const model::TrainSpec& spec, const DataShape& data) {
+  const int64_t longest = data.longest_tokens > 0 ? data.longest_tokens : spec.sequence;
+  return std::min(longest, spec.sequence);
+}
+
+double mean_tokens(const model::TrainSpec& spec, const DataShape& data) {
+  return data.mean_tokens > 0 ? data.mean_tokens
+                              : static_cast<double>(longest_row(spec, data)) * 0.6;
+}
+
+double device_flops(const GpuType& gpu, int threads, bool may_round_inputs) {
+  if (runs_on_host(gpu)) return kHostCoreFlops * threads / gpu.slowdown;
+  return may_round_inputs ? gpu.peak_bf16_flops : gpu.peak_f32_flops;
+}
+
+uint64_t process_bytes(const GpuType& gpu, const model::MemorySettings& settings) {
+  const uint64_t checkpoint_copies = kCheckpointCopies * 4 * model::num_trainable(settings.linears);
+  return (runs_on_host(gpu) ? kHostProcessBytes : 0) + checkpoint_copies;
+}
+
+uint64_t usable_bytes(const GpuType& gpu) {
+  if (runs_on_host(gpu)) return gpu.memory_bytes;
+  return static_cast<uint64_t>(kUsableShare * static_cast<double>(gpu.memory_bytes));
+}
+
+uint64_t error_bytes(uint64_t predicted_bytes) {
+  return std::max(static_cast<uint64_t>(kErrorShare * static_cast<double>(predicted_bytes)),
+                  kErrorFloorBytes);
+}
+
+void add_duration(const model::TrainSpec& spec, const DataShape& data, Prediction* prediction) {
+  prediction->steps = total_steps(spec, data.num_rows);
+  const double rows = spec.max_steps >= 0 ? static_cast<double>(spec.max_steps * spec.global_batch)
+                                          : spec.epochs * static_cast<double>(data.num_rows);
+  prediction->seconds = rows * mean_tokens(spec, data) / prediction->tokens_per_second;
+}
 
 bool runs_on_host(const GpuType& gpu) { return gpu.emulated || gpu.name == kHostTypeName; }
 
@@ -159,15 +168,12 @@ Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spe
                       {"workspace", plan.workspace_bytes},
                       {runs_on_host(gpu) ? "process" : "context", overhead}};
   prediction.predicted_bytes = prediction.planned_bytes + overhead;
-  const uint64_t error =
-      std::max(static_cast<uint64_t>(kErrorShare * static_cast<double>(prediction.predicted_bytes)),
-               kErrorFloorBytes);
+  const uint64_t error = error_bytes(prediction.predicted_bytes);
   prediction.low_bytes = prediction.predicted_bytes - std::min(error, prediction.predicted_bytes);
   prediction.high_bytes = prediction.predicted_bytes + error;
-  prediction.usable_bytes =
-      runs_on_host(gpu)
-          ? gpu.memory_bytes
-          : static_cast<uint64_t>(kUsableShare * static_cast<double>(gpu.memory_bytes));
+  prediction.usable_bytes = usable_bytes(gpu);
+  prediction.workers = {{prediction.planned_bytes, prediction.predicted_bytes, prediction.low_bytes,
+                         prediction.high_bytes, prediction.usable_bytes, 0}};
   prediction.moment =
       plan.moments.empty() ? "" : plan.moments[static_cast<size_t>(plan.peak_moment)].name;
   prediction.fits = prediction.high_bytes <= prediction.usable_bytes;

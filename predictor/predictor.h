@@ -93,10 +93,14 @@ Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spe
 Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spec,
                    const DataShape& data, const PlanShape& shape, std::span<const GroupGpu> gpus);
 
+/// The largest message between workers of a group: the residual stream of a micro batch, f32
+/// [micro_batch_tokens, hidden]. Rings of the host device are made for it (group_ring_bytes).
+uint64_t group_message_bytes(const model::ModelConfig& config, const PlanShape& shape);
+
 /// Layers of each stage such that the slowest stage is as fast as can be and every stage fits its
-/// GPU: `layer_s` and `extra_s` (embedding, head) of each stage's GPU for one micro batch, and
-/// whether `fits(stage, first layer, layers)`. Empty when no split fits. Exact (dynamic programming
-/// over stages and layers).
+/// GPU, among those with the least total time, then the most even: `layer_s` and `extra_s`
+/// (embedding, head) of each stage's GPU for one micro batch, and whether `fits(stage, first layer,
+/// layers)`. Empty when no split fits. Exact (dynamic programming over stages and layers).
 struct StageCost {
   double layer_s = 0, extra_s = 0;
 };
