@@ -206,6 +206,15 @@ struct AttentionShape {
   ProductOperands operands = ProductOperands::kExact;
 };
 
+/// Query heads [begin, end) that use one key/value head.
+struct HeadGroup {
+  int64_t kv_head = 0, begin = 0, end = 0;
+};
+/// All of them.
+HeadGroup head_group(const AttentionShape& shape, int64_t kv_head);
+/// Pairs of a query row and a key that it sees.
+double visible_pairs(const AttentionItem& item, int64_t window);
+
 class AttentionOps {
  public:
   virtual ~AttentionOps() = default;

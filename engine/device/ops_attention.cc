@@ -1,4 +1,6 @@
-// The checked wrappers of attention.
+// The checked wrappers of attention, and what its shape means.
+#include <algorithm>
+
 #include "engine/core/error.h"
 #include "engine/device/ops.h"
 
@@ -8,8 +10,16 @@ namespace {
 constexpr int64_t kMaxHeadDim = 256;
 
 void check_shape(const AttentionShape& shape) {
-  GALLEY_CHECK(shape.num_kv_heads > 0 && shape.num_heads > 0 &&
-               shape.num_heads % shape.num_kv_heads == 0);
+  GALLEY_CHECK(shape.num_kv_heads > 0 && shape.num_heads > 0);
+  GALLEY_CHECK(shape.heads_per_kv >= 0 && shape.window >= 0);
+  if (shape.heads_per_kv == 0) {
+    GALLEY_CHECK(shape.num_heads % shape.num_kv_heads == 0 && shape.first_in_group == 0);
+  } else {
+    // The first head uses the first key/value head, the last one the last.
+    GALLEY_CHECK(shape.first_in_group >= 0 && shape.first_in_group < shape.heads_per_kv);
+    GALLEY_CHECK((shape.first_in_group + shape.num_heads - 1) / shape.heads_per_kv ==
+                 shape.num_kv_heads - 1);
+  }
   GALLEY_CHECK(shape.head_dim > 0 && shape.head_dim <= kMaxHeadDim);
   GALLEY_CHECK(shape.scale >= 0);
 }
@@ -31,6 +41,26 @@ void check_items(std::span<const AttentionItem> items, const ConstMatrix& q, con
 }
 
 }  // namespace
+
+HeadGroup head_group(const AttentionShape& shape, int64_t kv_head) {
+  const int64_t heads =
+      shape.heads_per_kv > 0 ? shape.heads_per_kv : shape.num_heads / shape.num_kv_heads;
+  const int64_t begin = kv_head * heads - shape.first_in_group;
+  return {kv_head, std::max<int64_t>(0, begin), std::min(shape.num_heads, begin + heads)};
+}
+
+double visible_pairs(const AttentionItem& item, int64_t window) {
+  const auto sum_to = [](int64_t n) {
+    return static_cast<double>(n) * static_cast<double>(n + 1) / 2;
+  };
+  // Row i sees `before` + i + 1 keys, or the window: the pairs of all rows, less what is hidden.
+  const int64_t before = item.num_keys - item.num_queries;
+  double pairs = sum_to(item.num_keys) - sum_to(before);
+  if (window > 0 && item.num_keys > window) {
+    pairs -= sum_to(item.num_keys - window) - sum_to(std::max<int64_t>(0, before - window));
+  }
+  return pairs;
+}
 
 void AttentionOps::forward(const AttentionShape& shape, std::span<const AttentionItem> items,
                            const ConstMatrix& q, const ConstMatrix& k, const ConstMatrix& v,

@@ -187,10 +187,7 @@ class ProfiledToken : public TokenOps {
 /// One product over all visible pairs of queries and keys, of all heads.
 double causal_product(const AttentionShape& shape, std::span<const AttentionItem> items) {
   double pairs = 0;
-  for (const AttentionItem& item : items) {
-    const auto queries = static_cast<double>(item.num_queries);
-    pairs += queries * (static_cast<double>(item.num_keys) - (queries - 1) / 2);
-  }
+  for (const AttentionItem& item : items) pairs += visible_pairs(item, shape.window);
   return 2 * pairs * count_of(shape.num_heads, shape.head_dim);
 }
 
@@ -202,7 +199,10 @@ double query_values(const AttentionShape& shape, std::span<const AttentionItem> 
 
 double key_values(const AttentionShape& shape, std::span<const AttentionItem> items) {
   double rows = 0;
-  for (const AttentionItem& item : items) rows += static_cast<double>(item.num_keys);
+  for (const AttentionItem& item : items) {
+    const int64_t reach = item.num_queries == 0 ? 0 : item.num_queries - 1 + shape.window;
+    rows += static_cast<double>(shape.window == 0 ? item.num_keys : std::min(item.num_keys, reach));
+  }
   return rows * count_of(shape.num_kv_heads, shape.head_dim);
 }
 

@@ -27,14 +27,17 @@ int64_t ceil_divide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 /// Query heads are taken in groups that share the loaded keys; a group and a block of query rows
 /// are chosen so that all rows of a task fit its scratch.
 struct Blocking {
-  int64_t group;        // query heads per key/value head
   int64_t heads;        // per task
-  int64_t chunks;       // tasks per group
+  int64_t chunks;       // tasks per group of query heads of one key/value head, at most
   int64_t max_queries;  // query rows per task
   explicit Blocking(const AttentionShape& shape) {
     const int64_t max_rows =
         std::min(kAttentionMaxRows, kAttentionMaxElements / (ceil_divide(shape.head_dim, 32) * 32));
-    group = shape.num_heads / shape.num_kv_heads;
+    int64_t group = 0;
+    for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+      const HeadGroup all = head_group(shape, kv_head);
+      group = std::max(group, all.end - all.begin);
+    }
     // At least twelve rows per head: a register tile.
     heads = std::min({group, int64_t{16}, max_rows / 12});
     chunks = ceil_divide(group, heads);
@@ -60,17 +63,19 @@ void rows_from_heads(AttentionTask* t) {
   t->lse_row = 1;
 }
 
-/// The task of `heads` query heads from `head` on and query rows [begin, end) of one item.
-AttentionTask make_task(const Operands& x, const AttentionItem& item, int64_t head, int64_t heads,
+/// The task of these heads and query rows [begin, end) of one item.
+AttentionTask make_task(const Operands& x, const AttentionItem& item, const HeadGroup& heads,
                         int64_t begin, int64_t end) {
   const AttentionShape& shape = *x.shape;
-  const int64_t kv_head = head / (shape.num_heads / shape.num_kv_heads);
+  const int64_t head = heads.begin;
   const int64_t row = item.query_row + begin;
-  const int64_t column = head * shape.head_dim, kv_column = kv_head * shape.head_dim;
+  const int64_t column = head * shape.head_dim, kv_column = heads.kv_head * shape.head_dim;
   AttentionTask t;
   t.num_queries = end - begin;
   t.first_visible = item.num_keys - item.num_queries + begin + 1;
-  t.num_heads = heads;
+  const int64_t last_visible = t.first_visible + t.num_queries - 1;
+  if (shape.window > 0 && shape.window < last_visible) t.window = shape.window;
+  t.num_heads = heads.end - heads.begin;
   t.head_dim = shape.head_dim;
   t.scale = shape.scale;
   t.q = x.q.data + row * x.q.stride + column;
@@ -187,14 +192,15 @@ int64_t first_shared_unit(const AttentionShape& shape, std::span<const Attention
                           int64_t threads) {
   const int64_t num_units = static_cast<int64_t>(items.size()) * shape.num_kv_heads;
   if (threads == 1) return num_units;
-  const auto cost_of = [](const AttentionItem& item) {
-    return static_cast<double>(item.num_queries) *
-           static_cast<double>(2 * item.num_keys - item.num_queries);
+  const auto cost_of = [&](int64_t unit) {
+    const HeadGroup heads = head_group(shape, unit % shape.num_kv_heads);
+    return visible_pairs(items[static_cast<size_t>(unit / shape.num_kv_heads)], shape.window) *
+           static_cast<double>(heads.end - heads.begin);
   };
   double largest = 0, smallest = 1e300;
-  for (const AttentionItem& item : items) {
-    largest = std::max(largest, cost_of(item));
-    smallest = std::min(smallest, cost_of(item));
+  for (int64_t unit = 0; unit < num_units; ++unit) {
+    largest = std::max(largest, cost_of(unit));
+    smallest = std::min(smallest, cost_of(unit));
   }
   if (largest == smallest) return num_units - num_units % threads;
   // Threads that find no more whole unit wait at most for the largest one; the shared units keep
@@ -202,7 +208,7 @@ int64_t first_shared_unit(const AttentionShape& shape, std::span<const Attention
   double wanted = largest * static_cast<double>(threads - 1);
   int64_t unit = num_units;
   for (; unit > 0 && wanted > 0; --unit) {
-    wanted -= cost_of(items[static_cast<size_t>((unit - 1) / shape.num_kv_heads)]);
+    wanted -= cost_of(unit - 1);
   }
   return unit;
 }
@@ -239,7 +245,11 @@ class HostAttentionOps final : public AttentionOps {
   template <typename Body>
   void run(const Operands& x, const Body& body) const {
     int64_t work = 0;
-    for (const AttentionItem& item : x.items) work += item.num_queries * item.num_keys;
+    const int64_t window = x.shape->window;
+    for (const AttentionItem& item : x.items) {
+      const int64_t reach = window == 0 ? item.num_keys : window + item.num_queries;
+      work += item.num_queries * std::min(item.num_keys, reach);
+    }
     work *= x.shape->num_heads * x.shape->head_dim;
     if (work < kSmallWork) {
       body(0);
@@ -276,10 +286,12 @@ void HostAttentionOps::do_forward(const AttentionShape& shape, std::span<const A
       walk.visit(blocks * columns, [&](int64_t index) {
         const int64_t begin = (blocks - 1 - index / columns) * query_block;
         const int64_t end = std::min(item.num_queries, begin + query_block);
-        const int64_t first = index % columns % blocking.chunks * blocking.heads;
-        const int64_t head = index % columns / blocking.chunks * blocking.group + first;
-        const int64_t heads = std::min(blocking.heads, blocking.group - first);
-        kernel(make_task(x, item, head, heads, begin, end), runtime_.attention_scratch(thread));
+        const int64_t kv_head = index % columns / blocking.chunks;
+        const HeadGroup group = head_group(shape, kv_head);
+        const int64_t first = group.begin + index % columns % blocking.chunks * blocking.heads;
+        if (first >= group.end) return;  // of a group that is incomplete
+        const HeadGroup heads = {kv_head, first, std::min(first + blocking.heads, group.end)};
+        kernel(make_task(x, item, heads, begin, end), runtime_.attention_scratch(thread));
       });
     }
   });
@@ -294,10 +306,11 @@ void HostAttentionOps::backward_block(const Operands& x, const AttentionItem& it
   const Blocking blocking(*x.shape);
   const int64_t begin = block * blocking.query_block(item);
   const int64_t end = std::min(item.num_queries, begin + blocking.query_block(item));
-  for (int64_t first = 0; first < blocking.group; first += blocking.heads) {
-    const int64_t heads = std::min(blocking.heads, blocking.group - first);
-    AttentionTask task = make_task(x, item, kv_head * blocking.group + first, heads, begin, end);
-    const Turn turn(&turns_, number, predecessor, first + heads == blocking.group);
+  const HeadGroup group = head_group(*x.shape, kv_head);
+  for (int64_t first = group.begin; first < group.end; first += blocking.heads) {
+    const HeadGroup heads = {kv_head, first, std::min(first + blocking.heads, group.end)};
+    AttentionTask task = make_task(x, item, heads, begin, end);
+    const Turn turn(&turns_, number, predecessor, heads.end == group.end);
     if (number >= 0) task.turn = &turn;
     kernel(task, scratch);
   }

@@ -125,9 +125,12 @@ struct Int8Kernels {
 
 /// Query rows [0, num_queries) of one run against all keys they see, for `num_heads` query heads
 /// that share one key/value head. Pointers are at the first row and first head of the task; k and v
-/// at the first row of the sequence. Query row i sees keys [0, first_visible + i * visible_step).
+/// at the first row of the sequence. Query row i sees the last `window` of the keys [0,
+/// first_visible + i * visible_step); others are not touched.
 struct AttentionTask {
+  static constexpr int64_t kNoWindow = int64_t{1} << 60;
   int64_t num_queries = 0, first_visible = 0;
+  int64_t window = kNoWindow;
   int64_t visible_step = 1;  // 0: the rows are heads of one token, which see the same keys
   int64_t num_heads = 0, head_dim = 0;
   float scale = 0;
