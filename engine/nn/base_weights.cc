@@ -56,6 +56,12 @@ class WeightLoader {
                config.hidden);
     place.mlp_norm =
         vector(prefix + "mlp_norm", {.role = WeightRole::kMlpNorm, .layer = layer}, config.hidden);
+    if (config.qk_norm) {
+      place.q_norm =
+          vector(prefix + "q_norm", {.role = WeightRole::kQNorm, .layer = layer}, config.head_dim);
+      place.k_norm =
+          vector(prefix + "k_norm", {.role = WeightRole::kKNorm, .layer = layer}, config.head_dim);
+    }
     for (int p = 0; p < model::kNumProjections; ++p) {
       const auto projection = static_cast<model::Projection>(p);
       const std::string name = prefix + std::string(model::projection_name(projection));

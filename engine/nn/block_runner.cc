@@ -77,13 +77,14 @@ Matrix BlockRunner::matrix(float* data, int64_t rows, int64_t cols) const {
 
 void BlockRunner::forward(int layer, const LayerTensors& tensors, const StepView& step) {
   const Pass pass{layer, *this, tensors, step};
-  for (const BlockOperation& operation : model::block_operations()) run(pass, operation);
+  for (const BlockOperation& operation : model::block_operations({.qk_norm = setup_.shape.qk_norm}))
+    run(pass, operation);
 }
 
 void BlockRunner::backward(int layer, const model::BlockBackward& needs,
                            const LayerTensors& tensors, const StepView& step) {
   const Pass pass{layer, *this, tensors, step};
-  const auto& operations = model::block_operations();
+  const auto& operations = model::block_operations({.qk_norm = setup_.shape.qk_norm});
   for (size_t i = 0; i < operations.size(); ++i) {
     if (needs.rerun[i] == model::Rerun::kWhole) run(pass, operations[i]);
     if (needs.rerun[i] == model::Rerun::kLowRank) rerun_low_rank(pass, operations[i]);
@@ -103,8 +104,14 @@ void BlockRunner::run(const Pass& pass, const BlockOperation& operation) {
       run_linear(pass, operation);
       return;
     case BlockOp::kRotate:
-      rotate(pass.slot(Slot::kQ), pass.slot(Slot::kK), pass.step,
-             device::TokenOps::Direction::kForward);
+      for (const Slot slot : operation.inputs) {
+        rotate(pass.slot(slot), pass.step, device::TokenOps::Direction::kForward);
+      }
+      return;
+    case BlockOp::kHeadNorm:
+      setup_.ops->token->head_norm_forward(
+          pass.slot(operation.inputs[0]), setup_.shape.head_dim, norm_weight(pass.layer, operation),
+          setup_.rms_eps, pass.slot(operation.output), pass.tensors.at[at(operation.statistic)]);
       return;
     case BlockOp::kAttention:
       run_attention(pass);
@@ -215,11 +222,10 @@ void BlockRunner::run_attention(const Pass& pass) {
                                  pass.tensors.at[at(Slot::kLse)]);
 }
 
-void BlockRunner::rotate(const Matrix& q, const Matrix& k, const StepView& step,
+void BlockRunner::rotate(const Matrix& x, const StepView& step,
                          device::TokenOps::Direction direction) {
-  const int64_t head_dim = setup_.shape.head_dim;
-  setup_.ops->token->rope(q, head_dim, setup_.cos, setup_.sin, step.positions, direction);
-  setup_.ops->token->rope(k, head_dim, setup_.cos, setup_.sin, step.positions, direction);
+  setup_.ops->token->rope(x, setup_.shape.head_dim, setup_.cos, setup_.sin, step.positions,
+                          direction);
 }
 
 void BlockRunner::backward_of(const Pass& pass, const BlockOperation& operation,
@@ -244,8 +250,16 @@ void BlockRunner::backward_of(const Pass& pass, const BlockOperation& operation,
       return;
     case BlockOp::kRotate:
       if (!input_needs) return;
-      rotate(pass.gradient(Slot::kQ), pass.gradient(Slot::kK), pass.step,
-             device::TokenOps::Direction::kBackward);
+      for (const Slot slot : operation.inputs) {
+        rotate(pass.gradient(slot), pass.step, device::TokenOps::Direction::kBackward);
+      }
+      return;
+    case BlockOp::kHeadNorm:
+      if (!input_needs) return;
+      setup_.ops->token->head_norm_backward(
+          pass.gradient(operation.output), pass.slot(operation.inputs[0]), setup_.shape.head_dim,
+          norm_weight(pass.layer, operation), pass.tensors.at[at(operation.statistic)],
+          pass.gradient(operation.inputs[0]));
       return;
     case BlockOp::kAttention:
       if (input_needs) backward_attention(pass);
@@ -355,6 +369,8 @@ void BlockRunner::backward_attention(const Pass& pass) {
 }
 
 const float* BlockRunner::norm_weight(int layer, const BlockOperation& operation) const {
+  if (operation.output == Slot::kQ) return setup_.weights->q_norm(layer);
+  if (operation.output == Slot::kK) return setup_.weights->k_norm(layer);
   return operation.output == Slot::kAttentionNorm ? setup_.weights->attention_norm(layer)
                                                   : setup_.weights->mlp_norm(layer);
 }
@@ -365,6 +381,7 @@ device::AttentionShape BlockRunner::attention_shape() const {
           .num_kv_heads = shape.num_kv_heads,
           .head_dim = shape.head_dim,
           .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim))),
+          .window = setup_.sliding_window,
           .operands = device::attention_operands(setup_.weights->dtype())};
 }
 

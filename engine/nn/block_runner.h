@@ -72,6 +72,7 @@ class BlockRunner {
     float rms_eps = 0;
     const float* cos = nullptr;  // device [positions, head_dim / 2]
     const float* sin = nullptr;
+    int64_t sliding_window = 0;  // of the model
     uint64_t dropout_seed = 0;
   };
   explicit BlockRunner(const Setup& setup);
@@ -96,8 +97,7 @@ class BlockRunner {
                               const AdapterLinear& adapter, const model::BlockOperation& operation);
   void rerun_low_rank(const Pass& pass, const model::BlockOperation& operation);
   void run_attention(const Pass& pass);
-  void rotate(const device::Matrix& q, const device::Matrix& k, const StepView& step,
-              device::TokenOps::Direction direction);
+  void rotate(const device::Matrix& x, const StepView& step, device::TokenOps::Direction direction);
   device::ConstMatrix adapter_input(const Pass& pass, const AdapterRange& range,
                                     const model::BlockOperation& operation);
   void backward_of(const Pass& pass, const model::BlockOperation& operation,

@@ -30,6 +30,7 @@ class HostTrainNetwork : public TrainNetwork {
         settings_(settings),
         dropout_(static_cast<float>(dropout)),
         num_layers_(static_cast<int>(config.num_layers)),
+        has_qk_norm_(config.qk_norm),
         plan_(model::memory_plan(config, {}, {}, settings, device.traits())),
         trainable_(device, plan_, ArenaKind::kTrainable, "adapter, gradients and moments"),
         acts_(device, plan_, ArenaKind::kActivations, "activations"),
@@ -98,6 +99,7 @@ class HostTrainNetwork : public TrainNetwork {
             .rms_eps = static_cast<float>(config.rms_eps),
             .cos = acts_.find("rotary.cos"),
             .sin = acts_.find("rotary.sin"),
+            .sliding_window = config.sliding_window,
             .dropout_seed = dropout_seed};
   }
 
@@ -144,7 +146,7 @@ class HostTrainNetwork : public TrainNetwork {
     const model::LayerRanks ranks = model::layer_ranks(settings_.linears, layer);
     const bool below = first_adapted_ >= 0 && first_adapted_ < layer;
     const model::BlockBackward back =
-        model::block_backward(ranks, below, settings_.recompute_blocks);
+        model::block_backward({.qk_norm = has_qk_norm_}, ranks, below, settings_.recompute_blocks);
     LayerTensors forward, backward;
     for (int i = 0; i < model::kNumSlots; ++i) {
       const auto slot = static_cast<Slot>(i);
@@ -170,6 +172,8 @@ class HostTrainNetwork : public TrainNetwork {
     set(Slot::kAttentionNorm, acts_.find("backward.d_norm"));
     set(Slot::kMlpNorm, acts_.find("backward.d_norm"));
     set(Slot::kQ, acts_.find("backward.d_q"));
+    set(Slot::kQRaw, acts_.find("backward.d_q"));
+    set(Slot::kKRaw, acts_.find("backward.d_k"));
     set(Slot::kK, acts_.find("backward.d_k"));
     set(Slot::kV, acts_.find("backward.d_v"));
     set(Slot::kAttention, acts_.find("backward.d_attention"));
@@ -244,6 +248,7 @@ class HostTrainNetwork : public TrainNetwork {
   const model::MemorySettings settings_;
   const float dropout_;
   const int num_layers_;
+  const bool has_qk_norm_;
   const model::MemoryPlan plan_;
   Arena trainable_, acts_;
   float* stream_tensor_ = nullptr;
