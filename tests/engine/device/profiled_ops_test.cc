@@ -137,6 +137,40 @@ TEST_F(ProfiledOps, attention_counts_visible_pairs_only) {
   EXPECT_EQ(only_row().work.attention_flops, 2 * 2.0 * 5 * kHeads * kDim);
 }
 
+TEST_F(ProfiledOps, a_window_makes_less_work) {
+  const AttentionShape shape = {
+      .num_heads = 2, .num_kv_heads = 1, .head_dim = 16, .scale = 0.25f, .window = 2};
+  const Matrix q = matrix(kTokens, 32), k = matrix(20, 16);
+  // 4 queries that see 2 keys each, of 5 in all.
+  const std::vector<AttentionItem> items = {{0, 4, 0, 20}};
+  ops_.attention->forward(shape, items, q, k, k, q, nullptr);
+  const ProfileRow row = only_row();
+  EXPECT_EQ(row.work.attention_flops, 2 * 2.0 * 4 * 2 * 2 * 16);
+  EXPECT_EQ(row.work.bytes, 4.0 * (2 * 4 * 32 + 2 * 5 * 16));
+}
+
+TEST_F(ProfiledOps, norms_of_heads_are_norms) {
+  const Matrix x = matrix(kTokens, 32), rstd = matrix(kTokens, 4), weight = matrix(1, 8);
+  ops_.token->head_norm_forward(x, 8, weight.data, 1e-5f, x, rstd.data);
+  const ProfileRow forward = only_row();
+  EXPECT_EQ(forward.name, "norms forward");
+  EXPECT_EQ(forward.work.bytes, 2 * 4.0 * kTokens * 32);
+  ops_.token->head_norm_backward(x, x, 8, weight.data, rstd.data, x);
+  EXPECT_EQ(only_row().name, "norms backward");
+}
+
+TEST_F(ProfiledOps, a_divided_vocabulary_is_read_once_and_written_once) {
+  const Matrix logits = matrix(2, 40);
+  const int32_t targets[] = {3, 100};
+  double parts[6], log_sum_exp[2] = {1, 2};
+  ops_.loss->cross_entropy_part(logits, targets, 0, parts);
+  const ProfileRow part = only_row();
+  EXPECT_EQ(part.name, "cross entropy");
+  EXPECT_EQ(part.work.bytes, 4.0 * 2 * 40);
+  ops_.loss->cross_entropy_apply(logits, targets, 0, log_sum_exp, 1.0f);
+  EXPECT_EQ(only_row().work.bytes, 2 * 4.0 * 2 * 40);
+}
+
 TEST_F(ProfiledOps, calls_add_up_and_the_longest_come_first) {
   const Matrix x = matrix(kTokens, kIn), y = matrix(kTokens, kIn);
   ops_.elementwise->add(x, y);

@@ -3,26 +3,10 @@
 #include <numeric>
 
 #include "engine/core/error.h"
-#include "tests/engine/device/device_testing.h"
+#include "tests/engine/device/row_testing.h"
 
 namespace galley::device {
 namespace {
-
-const int64_t kRows[] = {1, 3, 33, 200};
-const int64_t kCols[] = {1, 3, 17, 31, 64, 100, 257, 576};
-
-/// body(device, rows, cols) for all of them.
-void for_every_shape(const std::function<void(TestDevice&, int64_t, int64_t)>& body) {
-  for_every_device([&](TestDevice& t) {
-    for (const int64_t rows : kRows) {
-      for (const int64_t cols : kCols) {
-        SCOPED_TRACE(::testing::Message() << rows << " x " << cols);
-        body(t, rows, cols);
-        if (::testing::Test::HasFailure()) return;
-      }
-    }
-  });
-}
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
@@ -114,6 +98,203 @@ TEST(Rmsnorm, forward_and_backward_equal_double_precision) {
     t.ops.token->rmsnorm_backward(dy.view(), x.view(), weight.data(), out_rstd.data(),
                                   added.matrix(), Write::kAdd);
     expect_near(added, sum, 2e-6);
+  });
+}
+
+/// Norms of heads in double precision: y and, where dy is given, dx of one head at (row, column).
+struct HeadNorm {
+  double rstd = 0;
+  std::vector<double> y, dx;
+  HeadNorm(const Tensor& x, const Tensor& dy, const Tensor& weight, int64_t row, int64_t column,
+           double eps) {
+    const int64_t d = weight.cols();
+    double squares = 0, dot = 0;
+    for (int64_t j = 0; j < d; ++j) {
+      squares += double{x(row, column + j)} * x(row, column + j);
+      dot += double{dy(row, column + j)} * weight(0, j) * x(row, column + j);
+    }
+    rstd = 1 / std::sqrt(squares / static_cast<double>(d) + eps);
+    for (int64_t j = 0; j < d; ++j) {
+      const double value = x(row, column + j), w = weight(0, j);
+      y.push_back(value * rstd * w);
+      dx.push_back(rstd * w * dy(row, column + j) -
+                   value * rstd * rstd * rstd * dot / static_cast<double>(d));
+    }
+  }
+};
+
+const int64_t kHeadDims[] = {1, 5, 16, 64, 100, 128};
+
+TEST(HeadNorm, equals_double_precision_and_the_norm_of_each_head) {
+  for_every_device([](TestDevice& t) {
+    const int64_t rows = 37, heads = 5;
+    const double eps = 1e-6;
+    for (const int64_t d : kHeadDims) {
+      const Tensor x = Tensor::random(rows, heads * d, 1, 3.0f, 3);
+      const Tensor dy = Tensor::random(rows, heads * d, 2, 1.0f, 1);
+      const Tensor weight = Tensor::random(1, d, 3);
+      Tensor y(rows, heads * d, 2), rstd(rows, heads), dx(rows, heads * d, 4);
+      t.ops.token->head_norm_forward(x.view(), d, weight.data(), static_cast<float>(eps),
+                                     y.matrix(), rstd.data());
+      t.ops.token->head_norm_backward(dy.view(), x.view(), d, weight.data(), rstd.data(),
+                                      dx.matrix());
+      EXPECT_TRUE(y.sentinels_hold() && rstd.sentinels_hold() && dx.sentinels_hold());
+      for (int64_t h = 0; h < heads; ++h) {
+        // One head as a matrix of its own.
+        const ConstMatrix one(x.data() + h * d, rows, d, heads * d + 3);
+        const ConstMatrix d_one(dy.data() + h * d, rows, d, heads * d + 1);
+        Tensor one_y(rows, d), one_rstd(rows, 1), one_dx(rows, d);
+        t.ops.token->rmsnorm_forward(one, weight.data(), static_cast<float>(eps), one_y.matrix(),
+                                     one_rstd.data());
+        t.ops.token->rmsnorm_backward(d_one, one, weight.data(), one_rstd.data(), one_dx.matrix(),
+                                      Write::kSet);
+        for (int64_t i = 0; i < rows; ++i) {
+          const HeadNorm expected(x, dy, weight, i, h * d, eps);
+          ASSERT_NEAR(rstd(i, h), expected.rstd, 1e-6 * expected.rstd);
+          ASSERT_EQ(rstd(i, h), one_rstd(i, 0));
+          for (int64_t j = 0; j < d; ++j) {
+            const auto at = static_cast<size_t>(j);
+            ASSERT_NEAR(y(i, h * d + j), expected.y[at], 1e-6 * std::abs(expected.y[at]));
+            ASSERT_NEAR(dx(i, h * d + j), expected.dx[at], 4e-6 * (1 + expected.rstd));
+            ASSERT_EQ(y(i, h * d + j), one_y(i, j));
+            ASSERT_EQ(dx(i, h * d + j), one_dx(i, j));
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(HeadNorm, gradient_equals_finite_differences) {
+  const int64_t rows = 3, heads = 2, d = 12;
+  const double eps = 1e-5, step = 1e-3;
+  Tensor x = Tensor::random(rows, heads * d, 1);
+  const Tensor dy = Tensor::random(rows, heads * d, 2), weight = Tensor::random(1, d, 3);
+  TestDevice t = make_test_device(KernelSet::kAuto, 2);
+  Tensor y(rows, heads * d), rstd(rows, heads), dx(rows, heads * d);
+  t.ops.token->head_norm_forward(x.view(), d, weight.data(), static_cast<float>(eps), y.matrix(),
+                                 rstd.data());
+  t.ops.token->head_norm_backward(dy.view(), x.view(), d, weight.data(), rstd.data(), dx.matrix());
+  // The sum of dy * y of one head, whose values are x but for one of them.
+  const auto loss = [&](int64_t row, int64_t head, int64_t changed, double by) {
+    double squares = 0, sum = 0;
+    const auto value = [&](int64_t j) { return x(row, head * d + j) + (j == changed ? by : 0.0); };
+    for (int64_t j = 0; j < d; ++j) squares += value(j) * value(j);
+    const double r = 1 / std::sqrt(squares / static_cast<double>(d) + eps);
+    for (int64_t j = 0; j < d; ++j) sum += dy(row, head * d + j) * value(j) * r * weight(0, j);
+    return sum;
+  };
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t j = 0; j < d; ++j) {
+        const double slope = (loss(i, h, j, step) - loss(i, h, j, -step)) / (2 * step);
+        ASSERT_NEAR(dx(i, h * d + j), slope, 1e-5);
+      }
+    }
+  }
+}
+
+TEST(HeadNorm, works_in_place) {
+  for_every_device([](TestDevice& t) {
+    for (const int64_t d : kHeadDims) {
+      const Tensor x = Tensor::random(9, 3 * d, 1), dy = Tensor::random(9, 3 * d, 2);
+      const Tensor weight = Tensor::random(1, d, 3);
+      Tensor y(9, 3 * d), rstd(9, 3), dx(9, 3 * d);
+      t.ops.token->head_norm_forward(x.view(), d, weight.data(), 1e-5f, y.matrix(), rstd.data());
+      t.ops.token->head_norm_backward(dy.view(), x.view(), d, weight.data(), rstd.data(),
+                                      dx.matrix());
+      Tensor values = x, gradient = dy, again(9, 3);
+      t.ops.token->head_norm_forward(values.view(), d, weight.data(), 1e-5f, values.matrix(),
+                                     again.data());
+      t.ops.token->head_norm_backward(gradient.view(), x.view(), d, weight.data(), again.data(),
+                                      gradient.matrix());
+      EXPECT_TRUE(values.same_bits(y) && again.same_bits(rstd) && gradient.same_bits(dx));
+    }
+  });
+}
+
+TEST(HeadNorm, wrong_shapes_are_our_mistakes) {
+  TestDevice t = make_test_device(KernelSet::kAuto, 1);
+  Tensor x(2, 10), rstd(2, 5), weight(1, 4);
+  EXPECT_THROW(
+      t.ops.token->head_norm_forward(x.view(), 4, weight.data(), 1e-5f, x.matrix(), rstd.data()),
+      Error);
+  EXPECT_THROW(t.ops.token->head_norm_backward(x.view(), x.view(), 0, weight.data(), rstd.data(),
+                                               x.matrix()),
+               Error);
+}
+
+/// A packed weight and the memory that it lies in.
+struct Table {
+  std::unique_ptr<Buffer> arena;
+  WeightHandle handle;
+};
+Table make_table(TestDevice& t, WeightKind kind, const Tensor& values, int64_t begin, int64_t end) {
+  Table table;
+  const uint64_t bytes =
+      packed_weight_bytes(t.device->traits(), weight_dtype(kind),
+                          static_cast<uint64_t>(end - begin), static_cast<uint64_t>(values.cols()));
+  table.arena = std::make_unique<Buffer>(t.device->allocate(bytes, "table"));
+  table.handle = {kind, table.arena.get(), 0, end - begin, values.cols(), nullptr};
+  t.ops.linear->pack_weight(table.handle, DType::kF32, values.data() + begin * values.cols(), 0,
+                            end - begin);
+  return table;
+}
+
+TEST(GatherRows, ids_of_other_workers_give_zeros) {
+  const std::vector<int32_t> ids = {1000,
+                                    999,
+                                    1069,
+                                    1070,
+                                    0,
+                                    -1,
+                                    1033,
+                                    1064,
+                                    std::numeric_limits<int32_t>::max(),
+                                    std::numeric_limits<int32_t>::min()};
+  const Tensor values = Tensor::random(70, 33, 1);
+  for_every_device([&](TestDevice& t) {
+    for (const WeightKind kind : {WeightKind::kF32, WeightKind::kBf16, WeightKind::kInt8}) {
+      const Table table = make_table(t, kind, values, 0, 70);
+      Tensor y(static_cast<int64_t>(ids.size()), 33, 2), plain(1, 33);
+      t.ops.token->gather_rows(table.handle, ids.data(), 1000, y.matrix());
+      EXPECT_TRUE(y.sentinels_hold());
+      for (int64_t i = 0; i < y.rows(); ++i) {
+        const int64_t row = int64_t{ids[static_cast<size_t>(i)]} - 1000;
+        const bool mine = row >= 0 && row < 70;
+        if (mine) {
+          const auto id = static_cast<int32_t>(row);
+          t.ops.token->gather_rows(table.handle, &id, 0, plain.matrix());
+        }
+        for (int64_t j = 0; j < 33; ++j) {
+          ASSERT_EQ(y(i, j), mine ? plain(0, j) : 0.0f);
+          if (mine && kind == WeightKind::kF32) {
+            ASSERT_EQ(y(i, j), values(row, j));
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(GatherRows, parts_of_a_divided_table_add_up_to_the_whole) {
+  const Tensor values = Tensor::random(100, 20, 1);
+  std::vector<int32_t> ids(100);
+  for (int32_t i = 0; i < 100; ++i) ids[static_cast<size_t>(i)] = i * 37 % 100;
+  for_every_device([&](TestDevice& t) {
+    for (const WeightKind kind : {WeightKind::kF32, WeightKind::kBf16, WeightKind::kInt8}) {
+      Tensor whole(100, 20), sum = Tensor::filled(100, 20, 0.0f), part(100, 20);
+      const Table all = make_table(t, kind, values, 0, 100);
+      t.ops.token->gather_rows(all.handle, ids.data(), 0, whole.matrix());
+      const int64_t cuts[] = {0, 33, 34, 64, 100};
+      for (size_t w = 0; w + 1 < std::size(cuts); ++w) {
+        const Table table = make_table(t, kind, values, cuts[w], cuts[w + 1]);
+        t.ops.token->gather_rows(table.handle, ids.data(), static_cast<int32_t>(cuts[w]),
+                                 part.matrix());
+        t.ops.elementwise->add(part.view(), sum.matrix());
+      }
+      EXPECT_TRUE(sum.same_bits(whole));
+    }
   });
 }
 
@@ -222,50 +403,29 @@ TEST(Dropout, mask_does_not_depend_on_batch_split_or_device) {
   EXPECT_TRUE(other.same_bits(x)) << "p = 0 changed something";
 }
 
-TEST(CrossEntropy, loss_and_gradient_equal_double_precision) {
-  for_every_shape([](TestDevice& t, int64_t rows, int64_t cols) {
-    Tensor logits = Tensor::random(rows, cols, 1, 15.0f, 3);
-    const float scale = 0.125f;
-    std::vector<int32_t> targets(static_cast<size_t>(rows));
-    for (size_t i = 0; i < targets.size(); ++i) {
-      targets[i] = static_cast<int32_t>((i * 31) % static_cast<size_t>(cols));
-    }
-    Expected gradient(rows, cols);
-    std::vector<double> expected(static_cast<size_t>(rows)), losses(expected), only(expected);
-    for (int64_t i = 0; i < rows; ++i) {
-      double total = 0;
-      for (int64_t j = 0; j < cols; ++j) total += std::exp(double{logits(i, j)} - 15.0);
-      const int32_t target = targets[static_cast<size_t>(i)];
-      expected[static_cast<size_t>(i)] = 15.0 + std::log(total) - logits(i, target);
-      for (int64_t j = 0; j < cols; ++j) {
-        const double p = std::exp(double{logits(i, j)} - 15.0) / total;
-        gradient.add(i, j, (p - (j == target ? 1 : 0)) * scale);
+TEST(Dropout, mask_does_not_depend_on_the_division_of_columns) {
+  const int64_t rows = 7, cols = 203;
+  const uint64_t seed = 11, stream = 12;
+  std::vector<uint64_t> ids(static_cast<size_t>(rows));
+  std::iota(ids.begin(), ids.end(), uint64_t{1} << 33);
+  const Tensor x = Tensor::random(rows, cols, 1);
+  for_every_device([&](TestDevice& t) {
+    Tensor whole(rows, cols), whole_added = x;
+    t.ops.token->dropout(x.view(), {0.4f, seed, stream, ids.data()}, whole.matrix(), Write::kSet);
+    t.ops.token->dropout(x.view(), {0.4f, seed, stream, ids.data()}, whole_added.matrix(),
+                         Write::kAdd);
+    for (const int64_t width : {1, 3, 4, 17, 50, 68, 102}) {
+      Tensor parts(rows, cols), added = x;
+      for (int64_t column = 0; column < cols; column += width) {
+        const int64_t count = std::min(width, cols - column);
+        const TokenOps::DropoutMask mask = {0.4f, seed, stream, ids.data(), column};
+        const ConstMatrix from(x.data() + column, rows, count, cols);
+        t.ops.token->dropout(from, mask, {parts.data() + column, rows, count, cols}, Write::kSet);
+        t.ops.token->dropout(from, mask, {added.data() + column, rows, count, cols}, Write::kAdd);
       }
+      EXPECT_TRUE(parts.same_bits(whole)) << width << " columns each";
+      EXPECT_TRUE(added.same_bits(whole_added)) << width << " columns each";
     }
-    t.ops.loss->cross_entropy_loss_only(logits.view(), targets.data(), only.data());
-    t.ops.loss->cross_entropy(logits.matrix(), targets.data(), scale, losses.data());
-    for (size_t i = 0; i < losses.size(); ++i) {
-      ASSERT_NEAR(losses[i], expected[i], 1e-6);
-      ASSERT_EQ(losses[i], only[i]);
-    }
-    expect_near(logits, gradient, 2e-6);
-  });
-}
-
-TEST(CrossEntropy, extreme_logits) {
-  for_every_device([](TestDevice& t) {
-    Tensor logits = Tensor::filled(2, 100, -3e4f);
-    logits(0, 7) = 3e4f;
-    logits(1, 7) = std::numeric_limits<float>::quiet_NaN();
-    const int32_t targets[] = {7, 3};
-    double losses[2];
-    t.ops.loss->cross_entropy(logits.matrix(), targets, 1.0f, losses);
-    EXPECT_EQ(losses[0], 0.0);
-    EXPECT_EQ(logits(0, 7), 0.0f);
-    EXPECT_EQ(logits(0, 8), 0.0f);
-    EXPECT_TRUE(std::isnan(losses[1])) << "a NaN must show in the loss";
-    const int32_t outside[] = {100, 0};
-    EXPECT_THROW(t.ops.loss->cross_entropy(logits.matrix(), outside, 1.0f, losses), Error);
   });
 }
 
