@@ -12,6 +12,7 @@
 #include "launcher/job_file.h"
 #include "launcher/prepare.h"
 #include "launcher/table.h"
+#include "placement/describe.h"
 #include "placement/planner.h"
 #include "predictor/predictor.h"
 
@@ -35,15 +36,6 @@ void print_bad_jobs(const PreparedRun& run, Streams streams) {
 placement::Cluster cluster_for(const std::string& cluster_file) {
   return cluster_file.empty() ? local_cluster()
                               : local_view(placement::read_cluster_file(cluster_file));
-}
-
-std::string plus_minus(const predictor::Prediction& prediction) {
-  const double half = static_cast<double>(prediction.high_bytes - prediction.predicted_bytes);
-  const double middle = static_cast<double>(prediction.predicted_bytes);
-  if (middle >= 1024.0 * 1024 * 1024) {
-    return format("%.1f +- %.1f GiB", middle / 1073741824.0, half / 1073741824.0);
-  }
-  return format("%.0f +- %.0f MiB", middle / 1048576.0, half / 1048576.0);
 }
 
 /// The speed that a type has where it runs: an emulated one is no faster than the host's cores.
@@ -250,8 +242,8 @@ int command_plan(const PlanOptions& options, const Environment& environment, Str
       const placement::Assignment& assignment = job.assignment;
       const predictor::Prediction& prediction = assignment.candidate.prediction;
       const placement::GpuIndex gpu = assignment.gpus.front();
-      table.add({assignment.job, config_of(run, assignment.job).name, plus_minus(prediction),
-                 cat(cluster.gpu_name(gpu), "  ", cluster.gpus[static_cast<size_t>(gpu)].type.name),
+      table.add({assignment.job, config_of(run, assignment.job).name,
+                 placement::need_text(prediction), placement::runs_on_text(cluster, assignment),
                  speed_text(prediction, cluster.gpus[static_cast<size_t>(gpu)].type),
                  job.start == 0 ? "now" : "after " + format_duration(job.start),
                  format_duration(job.end)});
@@ -261,6 +253,10 @@ int command_plan(const PlanOptions& options, const Environment& environment, Str
     }
     streams.out << table.text();
     for (const placement::ScheduledJob& job : forecast.jobs) {
+      if (const std::string group = placement::group_text(job.assignment); !group.empty()) {
+        streams.out << job.assignment.job << ": " << group << "\n  " << job.assignment.explanation
+                    << "\n";
+      }
       const std::string& note = job.assignment.candidate.shape.precision_note;
       if (!note.empty()) streams.out << job.assignment.job << ": " << note << "\n";
     }
@@ -299,7 +295,7 @@ int command_predict(const PredictOptions& options, const Environment& environmen
           job.spec.name,
           gpu.type.name,
           format_bytes(static_cast<double>(gpu.type.memory_bytes)),
-          plus_minus(best.prediction),
+          placement::need_text(best.prediction),
           best.prediction.fits ? "fits" : "does not fit",
           cat(best.shape.micro_batch_tokens, " tokens"),
           best.shape.recompute_blocks ? "block" : "none",

@@ -7,6 +7,8 @@
 #include <tuple>
 
 #include "engine/core/strings.h"
+#include "placement/describe.h"
+#include "placement/group_search.h"
 
 namespace galley::placement {
 namespace {
@@ -24,7 +26,8 @@ class FitTable {
 
   const TypeFit& fit(GpuIndex index) {
     const Gpu& gpu = cluster_.gpus[static_cast<size_t>(index)];
-    const Key key(gpu.type.name, gpu.type.memory_bytes, gpu.type.relative_speed, gpu.threads);
+    const Key key(gpu.type.name, gpu.type.memory_bytes, gpu.type.relative_speed, gpu.type.slowdown,
+                  gpu.threads);
     const auto found = fits_.find(key);
     if (found != fits_.end()) return found->second;
     TypeFit result;
@@ -40,7 +43,7 @@ class FitTable {
   }
 
  private:
-  using Key = std::tuple<std::string, uint64_t, double, int>;
+  using Key = std::tuple<std::string, uint64_t, double, double, int>;
   const Cluster& cluster_;
   const QueuedJob& job_;
   std::map<Key, TypeFit> fits_;
@@ -98,15 +101,38 @@ class BestFit : public Policy {
       if (a->priority != b->priority) return a->priority > b->priority;
       return a->order < b->order;
     });
-    PlacementPlan plan;
-    for (const QueuedJob* job : order) place(cluster, *job, &busy, &plan);
-    return plan;
+    Round round{cluster, running, std::vector<bool>(cluster.gpus.size()), std::move(busy), {}};
+    for (const RunningJob& job : running) {
+      for (const GpuIndex gpu : job.gpus) {
+        if (job.name.empty()) round.lost[static_cast<size_t>(gpu)] = true;
+      }
+    }
+    for (const QueuedJob* job : order) place(*job, &round);
+    return std::move(round.plan);
   }
 
  private:
-  static void place(const Cluster& cluster, const QueuedJob& job, std::vector<bool>* busy,
-                    PlacementPlan* plan) {
-    FitTable table(cluster, job);
+  struct Round {
+    const Cluster& cluster;
+    const std::vector<RunningJob>& running;
+    std::vector<bool> lost;
+    std::vector<bool> busy;  // taken, or kept for a job that waits
+    PlacementPlan plan;
+  };
+
+  static void place(const QueuedJob& job, Round* round) {
+    FitTable table(round->cluster, job);
+    if (!asks_for_group(job.spec) && place_alone(job, &table, round)) return;
+    if (forbids_group(job.spec)) {
+      round->plan.refused.push_back({job.name, refusal_text(round->cluster, job, &table)});
+    } else {
+      place_group(job, &table, round);
+    }
+  }
+
+  /// On one GPU, now or later; false when none of the cluster can hold the job.
+  static bool place_alone(const QueuedJob& job, FitTable* table, Round* round) {
+    const Cluster& cluster = round->cluster;
     bool fits_somewhere = false;
     GpuIndex best = -1;
     bool best_avoided = false;
@@ -115,12 +141,12 @@ class BestFit : public Policy {
     for (size_t i = 0; i < cluster.gpus.size(); ++i) {
       const auto index = static_cast<GpuIndex>(i);
       if (pinned_away(job, cluster.gpus[i])) continue;
-      const TypeFit& fit = table.fit(index);
+      const TypeFit& fit = table->fit(index);
       if (!fit.fits) continue;
       fits_somewhere = true;
-      if ((*busy)[i]) continue;
+      if (round->busy[i]) continue;
       ++considered;
-      const bool avoided = std::find(job.avoid.begin(), job.avoid.end(), index) != job.avoid.end();
+      const bool avoided = avoids(job, index);
       const uint64_t left = fit.best.prediction.usable_bytes - fit.best.prediction.high_bytes;
       // A GPU that failed the job is taken only when nothing else is free; then the least left
       // over.
@@ -130,20 +156,89 @@ class BestFit : public Policy {
         best_left = left;
       }
     }
-    if (!fits_somewhere) {
-      plan->refused.push_back({job.name, refusal_text(cluster, job, &table)});
-    } else if (best < 0) {
-      plan->waiting.push_back(job.name);
-    } else {
-      (*busy)[static_cast<size_t>(best)] = true;
-      Assignment assignment{job.name, {best}, table.fit(best).best, ""};
-      assignment.explanation =
-          cat("best fit of ", considered,
-              considered == 1 ? " free GPU that fits: " : " free GPUs that fit: ",
-              format_bytes(static_cast<double>(best_left)), " left over",
-              best_avoided ? "; it failed this job before, nothing else is free" : "");
-      plan->start.push_back(std::move(assignment));
+    if (!fits_somewhere) return false;
+    if (best < 0) {
+      round->plan.waiting.push_back(job.name);
+      round->plan.waits_for[job.name] = "a GPU that holds it to come free";
+      return true;
     }
+    Assignment assignment{job.name, {best}, table->fit(best).best, ""};
+    assignment.explanation =
+        cat("best fit of ", considered,
+            considered == 1 ? " free GPU that fits: " : " free GPUs that fit: ",
+            format_bytes(static_cast<double>(best_left)), " left over",
+            best_avoided ? "; it failed this job before, nothing else is free" : "");
+    start(std::move(assignment), round);
+    return true;
+  }
+
+  static bool avoids(const QueuedJob& job, GpuIndex gpu) {
+    return std::find(job.avoid.begin(), job.avoid.end(), gpu) != job.avoid.end();
+  }
+
+  static void start(Assignment assignment, Round* round) {
+    for (const GpuIndex gpu : assignment.gpus) round->busy[static_cast<size_t>(gpu)] = true;
+    round->plan.start.push_back(std::move(assignment));
+  }
+
+  static void place_group(const QueuedJob& job, FitTable* table, Round* round) {
+    const Cluster& cluster = round->cluster;
+    std::vector<bool> allowed(cluster.gpus.size()), free = allowed, unspoilt = allowed;
+    for (size_t i = 0; i < allowed.size(); ++i) {
+      allowed[i] = !pinned_away(job, cluster.gpus[i]) && !round->lost[i];
+      free[i] = allowed[i] && !round->busy[i];
+      unspoilt[i] = free[i] && !avoids(job, static_cast<GpuIndex>(i));
+    }
+    GroupSearch search(cluster, job);
+    std::optional<FoundGroup> found = search.best(unspoilt);
+    const bool avoided = !found && free != unspoilt && (found = search.best(free));
+    if (found) {
+      Assignment assignment{job.name, found->gpus, found->candidate, ""};
+      assignment.explanation = group_explanation(cluster, job, *found);
+      if (avoided)
+        assignment.explanation += "; some of them failed this job before, nothing else is free";
+      start(std::move(assignment), round);
+      return;
+    }
+    const std::optional<FoundGroup> wanted = free == allowed ? std::nullopt : search.best(allowed);
+    if (!wanted) {
+      const std::string group = search.refusal(allowed);
+      round->plan.refused.push_back(
+          {job.name, asks_for_group(job.spec)
+                         ? group
+                         : cat(refusal_text(cluster, job, table), ". And ", group)});
+      return;
+    }
+    keep_for(job, *wanted, round);
+  }
+
+  /// Jobs behind it must not take one by one the GPUs that it waits for together.
+  static void keep_for(const QueuedJob& job, const FoundGroup& wanted, Round* round) {
+    std::vector<GpuIndex> taken, kept;
+    for (const GpuIndex gpu : wanted.gpus) {
+      (round->busy[static_cast<size_t>(gpu)] ? taken : kept).push_back(gpu);
+      round->busy[static_cast<size_t>(gpu)] = true;
+    }
+    std::string text = cat(wanted.gpus.size(), " GPUs (", shape_text(wanted.candidate.shape),
+                           "): ", gpus_text(round->cluster, taken), " to come free");
+    if (!kept.empty()) text += cat("; ", gpus_text(round->cluster, kept), " kept for it");
+    round->plan.waiting.push_back(job.name);
+    round->plan.waits_for[job.name] = text;
+  }
+
+  static std::string group_explanation(const Cluster& cluster, const QueuedJob& job,
+                                       const FoundGroup& found) {
+    const model::ParallelLayout& layout = found.candidate.shape.layout;
+    std::string text = asks_for_group(job.spec) ? "as pinned" : "no GPU holds it alone";
+    text += cat(": ", types_text(cluster, found.gpus), " as ", shape_text(found.candidate.shape),
+                ", the fastest of ", found.considered, found.considered == 1 ? " plan" : " plans",
+                " with ", found.gpus.size(), " GPUs");
+    if (layout.pp_size > 1) {
+      text += cat("; all stages have ", layout.tp_size == 1 ? "one GPU" : "the same tp size",
+                  layout.dp_size > 1 ? " in each replica" : "");
+    }
+    const std::string shares = shares_text(found.candidate.shape);
+    return shares.empty() ? text : cat(text, "; ", shares, " by speed");
   }
 };
 
@@ -188,6 +283,41 @@ Forecast forecast(const Policy& policy, const Cluster& cluster,
   return out;
 }
 
+namespace {
+
+/// What each GPU of an assignment holds, by group rank.
+Json workers_json(const Assignment& assignment, const Cluster& cluster) {
+  const predictor::PlanShape& shape = assignment.candidate.shape;
+  const predictor::Prediction& prediction = assignment.candidate.prediction;
+  Json workers = Json::array();
+  for (size_t rank = 0; rank < prediction.workers.size() && rank < assignment.gpus.size(); ++rank) {
+    const predictor::WorkerNeed& need = prediction.workers[rank];
+    const model::WorkerPosition at = model::worker_position(shape.layout, static_cast<int>(rank));
+    const GpuIndex gpu = assignment.gpus[rank];
+    const auto replica = static_cast<size_t>(at.dp_rank);
+    Json worker = Json::object();
+    worker.set("gpu", gpu)
+        .set("gpu_name", cluster.gpu_name(gpu))
+        .set("gpu_type", cluster.gpus[static_cast<size_t>(gpu)].type.name)
+        .set("tp_rank", at.tp_rank)
+        .set("pp_rank", at.pp_rank)
+        .set("dp_rank", at.dp_rank)
+        .set("micro_batch_tokens", shape.replica_tokens.empty() ? shape.micro_batch_tokens
+                                                                : shape.replica_tokens[replica])
+        .set("threads", shape.worker_threads.empty() ? shape.threads : shape.worker_threads[rank])
+        .set("planned_bytes", need.planned_bytes)
+        .set("predicted_bytes", need.predicted_bytes)
+        .set("low_bytes", need.low_bytes)
+        .set("high_bytes", need.high_bytes)
+        .set("usable_bytes", need.usable_bytes)
+        .set("communication_bytes", need.communication_bytes);
+    workers.push(std::move(worker));
+  }
+  return workers;
+}
+
+}  // namespace
+
 Json to_json(const Assignment& assignment, const Cluster& cluster) {
   Json gpus = Json::array(), names = Json::array();
   for (const GpuIndex gpu : assignment.gpus) {
@@ -196,6 +326,8 @@ Json to_json(const Assignment& assignment, const Cluster& cluster) {
   }
   const predictor::PlanShape& shape = assignment.candidate.shape;
   const predictor::Prediction& prediction = assignment.candidate.prediction;
+  Json shares = Json::array();
+  for (const double share : shape.replica_shares) shares.push(share);
   Json parts = Json::object();
   for (const predictor::PredictionPart& part : prediction.parts) parts.set(part.name, part.bytes);
   Json out = Json::object();
@@ -206,7 +338,9 @@ Json to_json(const Assignment& assignment, const Cluster& cluster) {
       .set("tp", shape.layout.tp_size)
       .set("pp", shape.layout.pp_size)
       .set("dp", shape.layout.dp_size)
+      .set("layout", model::to_json(shape.layout))
       .set("micro_batch_tokens", shape.micro_batch_tokens)
+      .set("replica_shares", shares)
       .set("recompute", shape.recompute_blocks ? "block" : "none")
       .set("weights", dtype_name(shape.weight_dtype))
       .set("may_round_inputs", shape.may_round_inputs)
@@ -219,6 +353,9 @@ Json to_json(const Assignment& assignment, const Cluster& cluster) {
       .set("usable_bytes", prediction.usable_bytes)
       .set("moment", prediction.moment)
       .set("parts", parts)
+      .set("workers", workers_json(assignment, cluster))
+      .set("idle_share", prediction.idle_share)
+      .set("communication_share", prediction.communication_share)
       .set("tokens_per_second", prediction.tokens_per_second)
       .set("steps", prediction.steps)
       .set("seconds", prediction.seconds)
@@ -236,7 +373,12 @@ Json to_json(const PlacementPlan& plan, const Cluster& cluster) {
     refused.push(entry);
   }
   Json out = Json::object();
-  out.set("start", start).set("waiting", waiting).set("refused", refused);
+  Json waits_for = Json::object();
+  for (const auto& [job, what] : plan.waits_for) waits_for.set(job, what);
+  out.set("start", start)
+      .set("waiting", waiting)
+      .set("waits_for", waits_for)
+      .set("refused", refused);
   return out;
 }
 

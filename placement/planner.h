@@ -4,6 +4,7 @@
 // coordinator calls plan() after every change and journals the decisions before acting on them.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,13 +29,13 @@ struct QueuedJob {
 };
 
 struct RunningJob {
-  std::string name;
+  std::string name;  // "": GPUs that are lost
   std::vector<GpuIndex> gpus;
 };
 
 struct Assignment {
   std::string job;
-  std::vector<GpuIndex> gpus;
+  std::vector<GpuIndex> gpus;  // by group rank
   predictor::Candidate candidate;
   std::string explanation;  // why these GPUs
 };
@@ -43,9 +44,10 @@ struct Refusal {
   std::string reason;  // why no GPU type of the cluster can run it, and what would fit
 };
 struct PlacementPlan {
-  std::vector<Assignment> start;     // now, in this order
-  std::vector<std::string> waiting;  // for a GPU to come free
-  std::vector<Refusal> refused;      // can never run on this cluster
+  std::vector<Assignment> start;                 // now, in this order
+  std::vector<std::string> waiting;              // for GPUs to come free
+  std::map<std::string, std::string> waits_for;  // by job of `waiting`: the GPUs, for people
+  std::vector<Refusal> refused;                  // can never run on this cluster
 };
 
 class Policy {
@@ -57,6 +59,9 @@ class Policy {
 };
 /// Highest priority first, then order; each on the smallest GPU (bytes left over after high_bytes)
 /// that fits among the free ones; a job waits when only busy GPUs fit it, later ones may pass it.
+/// A job that fits no GPU alone, or whose pins ask for it, gets the smallest group that fits the
+/// free GPUs, the fastest of that size. While it waits, the free GPUs of the group that it would
+/// get on the whole cluster are kept for it.
 std::unique_ptr<Policy> policy_best_fit();
 
 /// Dry-run of a whole queue for `galley plan`: start and end times with GPUs reused as jobs end.

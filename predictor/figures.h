@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "predictor/predictor.h"
 
@@ -15,6 +17,10 @@ inline constexpr double kStepEfficiency = 0.45;
 int64_t longest_row(const model::TrainSpec& spec, const DataShape& data);
 double mean_tokens(const model::TrainSpec& spec, const DataShape& data);
 
+/// Tokens of a micro batch worth trying, the largest first: no more than `enough`, at least the
+/// longest row.
+std::vector<int64_t> micro_batch_choices(int64_t longest_row, int64_t enough);
+
 /// Operations per second of a worker with so many threads (host device) on a GPU.
 double device_flops(const GpuType& gpu, int threads, bool may_round_inputs);
 
@@ -25,6 +31,11 @@ uint64_t process_bytes(const GpuType& gpu, const model::MemorySettings& settings
 uint64_t usable_bytes(const GpuType& gpu);
 /// How far a measured peak may lie from a prediction.
 uint64_t error_bytes(uint64_t predicted_bytes);
+
+/// Whether every worker of a stage fits its GPU, in all replicas.
+bool stage_fits(const model::ModelConfig& config, const model::TrainSpec& spec,
+                const DataShape& data, const PlanShape& shape, std::span<const GroupGpu> gpus,
+                int stage);
 
 /// Steps and seconds of the whole job at prediction->tokens_per_second.
 void add_duration(const model::TrainSpec& spec, const DataShape& data, Prediction* prediction);

@@ -71,6 +71,17 @@ class Group {
     for (const GroupGpu& gpu : gpus) ++workers_on_node_[gpu.node];
   }
 
+  /// Whether all workers of a stage fit.
+  bool stage_fits(int stage) {
+    const model::MemorySettings settings = memory_settings(config_, spec_, data_, shape_);
+    for (int rank = 0; rank < num_workers(); ++rank) {
+      if (place(rank).position.pp_rank != stage) continue;
+      const WorkerNeed need = need_of(rank, settings);
+      if (need.high_bytes > need.usable_bytes) return false;
+    }
+    return true;
+  }
+
   Prediction predicted() {
     Prediction prediction;
     add_bytes(&prediction);
@@ -127,23 +138,28 @@ class Group {
     return node + (workers_on_node_.size() > 1 ? relay_memory_bytes(ring) : 0);
   }
 
+  WorkerNeed need_of(int rank, const model::MemorySettings& settings) {
+    const GpuType& type = gpu(rank).type;
+    WorkerNeed need;
+    need.planned_bytes = plan_of(rank).total();
+    need.communication_bytes = communication_bytes(rank);
+    need.predicted_bytes = need.planned_bytes + need.communication_bytes +
+                           (runs_on_host(type) ? 0 : type.context_bytes) +
+                           process_bytes(type, settings);
+    const uint64_t error = error_bytes(need.predicted_bytes);
+    need.low_bytes = need.predicted_bytes - std::min(error, need.predicted_bytes);
+    need.high_bytes = need.predicted_bytes + error;
+    need.usable_bytes = usable_bytes(type);
+    return need;
+  }
+
   void add_bytes(Prediction* prediction) {
     const model::MemorySettings settings = memory_settings(config_, spec_, data_, shape_);
     int fullest = 0;
     int64_t least_left = 0;
     prediction->fits = true;
     for (int rank = 0; rank < num_workers(); ++rank) {
-      const GpuType& type = gpu(rank).type;
-      WorkerNeed need;
-      need.planned_bytes = plan_of(rank).total();
-      need.communication_bytes = communication_bytes(rank);
-      need.predicted_bytes = need.planned_bytes + need.communication_bytes +
-                             (runs_on_host(type) ? 0 : type.context_bytes) +
-                             process_bytes(type, settings);
-      const uint64_t error = error_bytes(need.predicted_bytes);
-      need.low_bytes = need.predicted_bytes - std::min(error, need.predicted_bytes);
-      need.high_bytes = need.predicted_bytes + error;
-      need.usable_bytes = usable_bytes(type);
+      const WorkerNeed need = need_of(rank, settings);
       prediction->fits = prediction->fits && need.high_bytes <= need.usable_bytes;
       const int64_t left =
           static_cast<int64_t>(need.usable_bytes) - static_cast<int64_t>(need.high_bytes);
@@ -338,6 +354,12 @@ uint64_t group_message_bytes(const model::ModelConfig& config, const PlanShape& 
   int64_t tokens = shape.micro_batch_tokens;
   for (const int64_t of_replica : shape.replica_tokens) tokens = std::max(tokens, of_replica);
   return static_cast<uint64_t>(tokens) * static_cast<uint64_t>(config.hidden) * sizeof(float);
+}
+
+bool stage_fits(const model::ModelConfig& config, const model::TrainSpec& spec,
+                const DataShape& data, const PlanShape& shape, std::span<const GroupGpu> gpus,
+                int stage) {
+  return Group(config, spec, data, shape, gpus).stage_fits(stage);
 }
 
 Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spec,

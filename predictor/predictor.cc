@@ -25,6 +25,8 @@ constexpr uint64_t kHostProcessBytes = 10ull << 20;
 constexpr uint64_t kCheckpointCopies = 3;
 // Largest micro batches tried, in multiples of the longest row.
 constexpr int64_t kMicroBatchRows[] = {16, 8, 4, 2, 1};
+// Tokens of a micro batch that keep any device busy.
+constexpr int64_t kMostUsefulTokens = 4096;
 
 /// The cheapest change that would make a job fit, for the refusal's text.
 std::string remedy(const model::ModelConfig& config, const model::TrainSpec& spec,
@@ -91,6 +93,16 @@ double mean_tokens(const model::TrainSpec& spec, const DataShape& data) {
 double device_flops(const GpuType& gpu, int threads, bool may_round_inputs) {
   if (runs_on_host(gpu)) return kHostCoreFlops * threads / gpu.slowdown;
   return may_round_inputs ? gpu.peak_bf16_flops : gpu.peak_f32_flops;
+}
+
+std::vector<int64_t> micro_batch_choices(int64_t longest_row, int64_t enough) {
+  std::vector<int64_t> choices;
+  for (const int64_t rows : kMicroBatchRows) {
+    const int64_t tokens = std::min(
+        rows * longest_row, std::max<int64_t>(longest_row, std::min(enough, kMostUsefulTokens)));
+    if (choices.empty() || tokens < choices.back()) choices.push_back(tokens);
+  }
+  return choices;
 }
 
 uint64_t process_bytes(const GpuType& gpu, const model::MemorySettings& settings) {
@@ -204,11 +216,7 @@ std::vector<Candidate> candidates(const model::ModelConfig& config, const model:
     // More tokens than a global batch holds, or than keep a device busy, gain nothing.
     const auto enough = static_cast<int64_t>(
         std::ceil(mean_tokens(spec, data) * static_cast<double>(spec.global_batch)));
-    for (const int64_t rows : kMicroBatchRows) {
-      const int64_t tokens =
-          std::min(rows * row, std::max<int64_t>(row, std::min<int64_t>(enough, 4096)));
-      if (budgets.empty() || tokens < budgets.back()) budgets.push_back(tokens);
-    }
+    budgets = micro_batch_choices(row, enough);
   }
   std::vector<bool> recompute = {false, true};
   if (spec.recompute == model::Recompute::kNone) recompute = {false};

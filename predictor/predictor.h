@@ -116,6 +116,15 @@ struct Candidate {
 std::vector<Candidate> candidates(const model::ModelConfig& config, const model::TrainSpec& spec,
                                   const DataShape& data, const GpuType& gpu, int threads);
 
+/// The shape that a job takes on a group of GPUs under a layout (`gpus` by group rank): the first
+/// in the usual order (nothing recomputed before blocks recomputed, large micro batches before
+/// small ones, but enough of them to keep a pipeline's bubble small) that fits, else the smallest.
+/// Layers of stages are balanced over the GPUs unless the layout gives them; unlike replicas get
+/// shares of the batch by speed and micro batches by memory; all workers use the same numbers.
+Candidate group_candidate(const model::ModelConfig& config, const model::TrainSpec& spec,
+                          const DataShape& data, const model::ParallelLayout& layout,
+                          std::span<const GroupGpu> gpus);
+
 /// Optimizer steps of a job: ceil(rows / global batch) per epoch, or max_steps.
 int64_t total_steps(const model::TrainSpec& spec, int64_t num_rows);
 

@@ -1,0 +1,66 @@
+// GroupSearch: the GPUs of a job that needs several, and the layout on them.
+//
+// The smallest number of GPUs that fits, and the fastest predicted layout among those of that
+// number: tensor-parallel workers of a stage on one node, stages by descending memory, the same tp
+// in all stages. Pins are kept. Deterministic, with a budget of predictions. Internal to placement;
+// pure.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "placement/planner.h"
+
+namespace galley::placement {
+
+struct FoundGroup {
+  std::vector<GpuIndex> gpus;  // by group rank
+  predictor::Candidate candidate;
+  int considered = 0;  // layouts on chosen GPUs that were predicted with that many GPUs
+};
+
+/// Whether the job's pins ask for more than one worker, or forbid it.
+bool asks_for_group(const model::TrainSpec& spec);
+bool forbids_group(const model::TrainSpec& spec);
+
+/// Of one job on one cluster; both must outlive it.
+class GroupSearch {
+ public:
+  GroupSearch(const Cluster& cluster, const QueuedJob& job) : cluster_(cluster), job_(job) {}
+
+  /// The best group of the GPUs that `may_use` allows (by GpuIndex), or nothing.
+  std::optional<FoundGroup> best(const std::vector<bool>& may_use);
+  /// Why best() found nothing on those GPUs, with the smallest need and what would fit.
+  std::string refusal(const std::vector<bool>& may_use);
+
+ private:
+  /// GPUs of one stage of one replica: tp of them, on one node.
+  struct Block {
+    std::vector<GpuIndex> gpus;
+    int node = 0, kind = 0;
+  };
+  using Blocks = std::vector<Block>;
+
+  std::vector<model::ParallelLayout> layouts(const std::vector<bool>& may_use) const;
+  Blocks make_blocks(int tp_size, const std::vector<bool>& may_use);
+  std::vector<std::vector<int>> kind_counts(const Blocks& blocks, int wanted) const;
+  std::vector<GpuIndex> choose(const Blocks& blocks, const std::vector<int>& counts,
+                               const model::ParallelLayout& layout) const;
+  const predictor::Candidate& predicted(const model::ParallelLayout& layout,
+                                        const std::vector<GpuIndex>& gpus);
+  std::vector<predictor::GroupGpu> group_gpus(const std::vector<GpuIndex>& gpus) const;
+  bool too_small(const std::vector<GpuIndex>& gpus) const;
+  int kind_of(const std::vector<GpuIndex>& gpus);
+  std::string remedy(const FoundGroup& smallest) const;
+
+  const Cluster& cluster_;
+  const QueuedJob& job_;
+  std::vector<std::vector<std::string>> kinds_;  // by kind: what its GPUs are, each
+  std::map<std::string, predictor::Candidate> known_;
+  std::optional<FoundGroup> smallest_;  // of those that did not fit
+  int budget_ = 0;
+};
+
+}  // namespace galley::placement
