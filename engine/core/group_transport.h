@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "engine/core/file.h"
+#include "engine/core/pending_sends.h"
 
 namespace galley {
 
@@ -27,7 +28,7 @@ class GroupTransport {
   /// Takes as many of the bytes as there is room for now; returns how many.
   virtual size_t try_write(int to, const void* data, size_t bytes) = 0;
   /// The bytes that have arrived from a peer and lie in one piece, in place; empty when none. Valid
-  /// until consume().
+  /// until consume(), or until the next call for a peer of whom nothing had arrived.
   virtual std::span<const std::byte> readable(int from) = 0;
   virtual void consume(int from, size_t bytes) = 0;
   /// Sleeps until a peer has written to or read from a ring of this worker, or a short time has
@@ -40,6 +41,12 @@ class GroupTransport {
   virtual void set_wait_check(std::function<void()> check) = 0;
   /// Bytes of shared memory that this worker maps, rings of all peers of its node included.
   virtual uint64_t shared_bytes() const = 0;
+
+  /// What has been sent and does not lie in the rings yet, of all who send over this transport.
+  PendingSends& sends() { return sends_; }
+
+ private:
+  PendingSends sends_;
 };
 
 /// A group of `size` threads of this process. abort() of one ends the waits of all.

@@ -1,0 +1,310 @@
+// HostCommunicator among threads: sums, order, interleaving, full rings, allocations, abort.
+#include "engine/device/communicator.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+#include "engine/core/error.h"
+#include "engine/core/random.h"
+#include "engine/core/strings.h"
+#include "tests/support/counted_new.h"
+
+namespace galley::device {
+namespace {
+
+constexpr size_t kSmallRing = 4096;
+
+std::vector<int> all_members(int size) {
+  std::vector<int> members(static_cast<size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  return members;
+}
+
+/// Runs `body` in a thread per worker; what one throws aborts the others and fails the test.
+void run_workers(int size, size_t ring_bytes,
+                 const std::function<void(GroupTransport*, Communicator*)>& body) {
+  const auto transports = make_thread_transports(size, ring_bytes);
+  std::vector<std::thread> threads;
+  for (const auto& transport : transports) {
+    threads.emplace_back([&, t = transport.get()] {
+      try {
+        const auto group = make_host_communicator(t, all_members(size));
+        body(t, group.get());
+        EXPECT_TRUE(t->sends().empty());
+      } catch (const std::exception& error) {
+        t->abort();
+        ADD_FAILURE() << "worker " << t->rank() << ": " << error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// What a worker gives to a step; known to everybody, so that each can add all.
+std::vector<float> values_of(int worker, uint64_t step, int64_t count) {
+  Random draw(step, random_stream("values", {static_cast<uint64_t>(worker)}));
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = 2 * draw.uniform_f32() - 1;
+  return values;
+}
+
+std::vector<float> sum_in_order(const std::vector<int>& workers, uint64_t step, int64_t count) {
+  std::vector<float> sum;
+  for (int worker : workers) {
+    const std::vector<float> values = values_of(worker, step, count);
+    if (sum.empty()) {
+      sum = values;
+      continue;
+    }
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
+  }
+  return sum;
+}
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+void expect_all_reduce(Communicator* group, const std::vector<int>& workers, uint64_t step,
+                       int64_t count) {
+  const int own = workers[static_cast<size_t>(group->rank())];
+  std::vector<float> data = values_of(own, step, count);
+  group->all_reduce(data.data(), count);
+  EXPECT_TRUE(same_bits(data, sum_in_order(workers, step, count))) << count << " of " << own;
+}
+
+TEST(HostCommunicator, all_reduce_adds_in_the_order_of_ranks) {
+  for (int size = 1; size <= 5; ++size) {
+    for (size_t ring : {kSmallRing, group_ring_bytes(1 << 20)}) {
+      run_workers(size, ring, [&](GroupTransport*, Communicator* group) {
+        uint64_t step = 0;
+        for (int64_t count : {0, 1, 3, 511, 512, 513, 1000, 4099, 70001}) {
+          expect_all_reduce(group, all_members(size), ++step, count);
+        }
+      });
+    }
+  }
+}
+
+TEST(HostCommunicator, a_million_floats) {
+  run_workers(3, kSmallRing, [&](GroupTransport*, Communicator* group) {
+    expect_all_reduce(group, all_members(3), 1, 1'000'003);
+// Two thirds of it twice, and nothing else.
+    EXPECT_NEAR(static_cast<double>(group->sent_bytes()), 4e6 * 4 / 3, 1000);
+  });
+}
+
+TEST(HostCommunicator, uneven_parts) {
+  const std::vector<int64_t> counts = {700, 0, 9001, 1};
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  run_workers(4, kSmallRing, [&](GroupTransport*, Communicator* group) {
+    std::vector<float> data = values_of(group->rank(), 7, total);
+    group->reduce_scatter(data.data(), counts);
+    const std::vector<float> sum = sum_in_order(all_members(4), 7, total);
+    const int64_t begin =
+        std::accumulate(counts.begin(), counts.begin() + group->rank(), int64_t{0});
+    const auto own = static_cast<size_t>(counts[static_cast<size_t>(group->rank())]);
+    EXPECT_TRUE(same_bits(std::span(data).subspan(static_cast<size_t>(begin), own),
+                          std::span(sum).subspan(static_cast<size_t>(begin), own)));
+    group->all_gather(data.data(), counts);
+    EXPECT_TRUE(same_bits(data, sum));
+  });
+}
+
+TEST(HostCommunicator, sends_do_not_wait_for_their_receivers) {
+  // Much larger than the rings, in both directions at once, several on their way.
+  run_workers(2, kSmallRing, [](GroupTransport*, Communicator* group) {
+    const int other = 1 - group->rank();
+    std::vector<std::vector<float>> sent;
+    for (uint64_t i = 0; i < 4; ++i) sent.push_back(values_of(group->rank(), i, 20000 + other));
+    for (const auto& data : sent) {
+      group->send(other, data.data(), static_cast<int64_t>(data.size()));
+    }
+    for (uint64_t i = 0; i < 4; ++i) {
+      std::vector<float> data(20000 + static_cast<size_t>(group->rank()));
+      group->receive(other, data.data(), static_cast<int64_t>(data.size()));
+      EXPECT_TRUE(same_bits(data, values_of(other, i, static_cast<int64_t>(data.size()))));
+    }
+    group->finish_sends();
+  });
+}
+
+TEST(HostCommunicator, a_send_of_one_communicator_moves_while_another_waits) {
+  // 0 sends far more than the ring holds to 1 in the group and then waits for 2 in its pair; 2
+  // begins only when 1 has received everything.
+  std::atomic<bool> received{false};
+  run_workers(3, kSmallRing, [&](GroupTransport* transport, Communicator* group) {
+    std::vector<float> data = values_of(0, 3, 50000);
+    float one = 1;
+    if (group->rank() == 1) {
+      group->receive(0, data.data(), 50000);
+      received = true;
+      return;
+    }
+    const auto pair = make_host_communicator(transport, {0, 2});
+    if (group->rank() == 0) {
+      group->send(1, data.data(), 50000);
+    } else {
+      while (!received) std::this_thread::yield();
+    }
+    pair->all_reduce(&one, 1);
+    EXPECT_EQ(one, 2);
+    group->finish_sends();
+  });
+}
+
+TEST(HostCommunicator, host_values) {
+  run_workers(3, kSmallRing, [](GroupTransport*, Communicator* group) {
+    const int rank = group->rank();
+    std::vector<double> numbers = {0.1 * (rank + 1), -0.0, 1e300};
+    group->all_reduce_host(numbers);
+    EXPECT_EQ(numbers[0], 0.1 * 1 + 0.1 * 2 + 0.1 * 3);
+    EXPECT_TRUE(std::signbit(numbers[1]));
+    EXPECT_EQ(numbers[2], 3e300);
+
+    const std::string own(static_cast<size_t>(rank * 5001), static_cast<char>('a' + rank));
+    const std::vector<std::string> texts = group->all_gather_host(own);
+    ASSERT_EQ(texts.size(), 3u);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(texts[static_cast<size_t>(i)],
+                std::string(static_cast<size_t>(i * 5001), static_cast<char>('a' + i)));
+    }
+    EXPECT_EQ(group->broadcast_host(own, 2), std::string(10002, 'c'));
+    EXPECT_EQ(group->broadcast_host(own, 0), "");
+
+    std::vector<float> range = values_of(0, 9, 3001);
+    if (rank == 0) group->send_host(2, range);
+    if (rank == 2) {
+      std::vector<float> got(3001);
+      group->receive_host(0, got);
+      EXPECT_TRUE(same_bits(got, range));
+    }
+  });
+}
+
+/// One operation of a program that all members draw alike.
+void random_operation(Random* draw, uint64_t step, Communicator* group,
+                      const std::vector<int>& workers) {
+  const int size = group->size();
+  const int64_t count = static_cast<int64_t>(draw->below(draw->below(8) == 0 ? 100'000 : 3000));
+  const int root = static_cast<int>(draw->below(static_cast<uint64_t>(size)));
+  const auto kind = draw->below(5);
+  if (kind <= 1) return expect_all_reduce(group, workers, step, count);
+  if (kind == 2) {
+    const int own = workers[static_cast<size_t>(group->rank())];
+    const std::vector<std::string> texts =
+        group->all_gather_host(cat("step ", step, std::string(static_cast<size_t>(own), '.')));
+    for (size_t i = 0; i < workers.size(); ++i) {
+      EXPECT_EQ(texts[i], cat("step ", step, std::string(static_cast<size_t>(workers[i]), '.')));
+    }
+    return;
+  }
+  if (kind == 3) {
+    EXPECT_EQ(group->broadcast_host(group->rank() == root ? cat(step) : "not me", root), cat(step));
+    return;
+  }
+  // A pass round the ring, beginning nowhere: everybody sends first.
+  if (size == 1) return;
+  const int to = (group->rank() + 1) % size, from = (group->rank() + size - 1) % size;
+  const std::vector<float> out =
+      values_of(workers[static_cast<size_t>(group->rank())], step, count);
+  std::vector<float> in(out.size());
+  group->send(to, out.data(), count);
+  group->receive(from, in.data(), count);
+  EXPECT_TRUE(same_bits(in, values_of(workers[static_cast<size_t>(from)], step, count)));
+  group->finish_sends();
+}
+
+TEST(HostCommunicator, random_programs_over_several_communicators) {
+  for (int size = 2; size <= 5; ++size) {
+    run_workers(size, kSmallRing << (size % 3),
+                [&](GroupTransport* transport, Communicator* group) {
+                  // Everybody, and the workers of equal parity.
+                  std::vector<int> half;
+                  for (int i = transport->rank() % 2; i < size; i += 2) half.push_back(i);
+                  const auto pair = make_host_communicator(transport, half);
+                  Random draw(static_cast<uint64_t>(size), random_stream("program"));
+                  for (uint64_t step = 0; step < 60; ++step) {
+                    if (draw.below(2) == 0) {
+                      random_operation(&draw, step, group, all_members(size));
+                    } else {
+                      random_operation(&draw, step, pair.get(), half);
+                    }
+                    // The halves draw alike but differ in size, so their draws must not drift
+                    // apart.
+                    draw = Random(static_cast<uint64_t>(size), random_stream("program", {step}));
+                  }
+                });
+  }
+}
+
+TEST(HostCommunicator, float_operations_do_not_allocate) {
+  std::atomic<int> warm{0};
+  std::atomic<long> before{0};
+  run_workers(3, kSmallRing, [&](GroupTransport*, Communicator* group) {
+    const std::vector<int64_t> counts = {5000, 4000, 3000};
+    std::vector<float> data(12000), other(12000);
+    const auto step = [&] {
+      group->all_reduce(data.data(), 12000);
+      group->all_reduce(data.data(), 9);
+      group->reduce_scatter(data.data(), counts);
+      group->all_gather(data.data(), counts);
+      group->send((group->rank() + 1) % 3, data.data(), 12000);
+      group->receive((group->rank() + 2) % 3, other.data(), 12000);
+      group->finish_sends();
+    };
+    for (int i = 0; i < 3; ++i) step();
+    double count = 1;
+    group->all_reduce_host({&count, 1});  // all are warm ...
+    if (++warm == 3) before = testing::num_allocations.load();
+    group->all_reduce_host({&count, 1});  // ... and the number is noted
+    while (warm < 3) std::this_thread::yield();
+    for (int i = 0; i < 5; ++i) step();
+    group->all_reduce_host({&count, 1});
+    if (group->rank() == 0) {
+      EXPECT_EQ(testing::num_allocations.load(), before.load());
+    }
+    group->all_reduce_host({&count, 1});
+  });
+}
+
+TEST(HostCommunicator, abort_of_one_ends_the_waits_of_all) {
+  const auto transports = make_thread_transports(3, kSmallRing);
+  std::vector<std::thread> threads;
+  std::atomic<int> ended{0};
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto group =
+          make_host_communicator(transports[static_cast<size_t>(rank)].get(), {0, 1, 2});
+      std::vector<float> data(5000);
+      try {
+        group->all_reduce(data.data(), 5000);
+      } catch (const Error& error) {
+        if (error.reason() == Reason::kWorkerDied) ++ended;
+      }
+    });
+  }
+  transports[2]->abort();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(ended, 2);
+}
+
+TEST(HostCommunicator, waiting_is_counted) {
+  run_workers(2, kSmallRing, [](GroupTransport*, Communicator* group) {
+    float one = 1;
+    if (group->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    group->all_reduce(&one, 1);
+    if (group->rank() == 0) {
+      EXPECT_GT(group->waited_s(), 0.01);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace galley::device
