@@ -183,31 +183,7 @@ void recompute_whole(const BlockKind& kind, const LayerRanks& ranks, BlockBackwa
   keep[at(Slot::kInput)] = Keep::kKeep;
 }
 
-void require_one(const char* what, int size) {
-  if (size == 1) return;
-  throw Error(Reason::kUnsupported, std::string(what) + " = " + std::to_string(size) +
-                                        " is not supported by this version; use 1");
-}
-
 }  // namespace
-
-WorkerShape worker_shape(const ModelConfig& config, const ParallelLayout& layout,
-                         const WorkerPosition&) {
-  require_one("tensor-parallel size tp", layout.tp_size);
-  require_one("pipeline-parallel size pp", layout.pp_size);
-  require_one("data-parallel size dp", layout.dp_size);
-  return {.first_layer = 0,
-          .num_layers = config.num_layers,
-          .hidden = config.hidden,
-          .intermediate = config.intermediate,
-          .vocab_size = config.vocab_size,
-          .num_heads = config.num_heads,
-          .num_kv_heads = config.num_kv_heads,
-          .head_dim = config.head_dim,
-          .heads_per_kv = config.num_heads / config.num_kv_heads,
-          .whole_vocab_size = config.vocab_size,
-          .qk_norm = config.qk_norm};
-}
 
 std::string_view slot_name(Slot slot) { return kSlotNames[at(slot)]; }
 
