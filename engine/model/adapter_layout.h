@@ -38,6 +38,7 @@ struct AdapterLayout {
   double forward_elements = 0, backward_elements = 0;  // activations and their gradients
   double gradient_elements = 0;                        // of replicated parameters, once per step
   double held_elements = 0;  // of A and B on the fullest worker (times 4: with gradient, moments)
+  int collectives = 0;       // of these three; slicing what one holds is free
   std::string how;           // "B A_i x_i joins the partial sum before the all-reduce"
   double communicated() const { return forward_elements + backward_elements + gradient_elements; }
 };
