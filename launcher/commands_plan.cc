@@ -13,6 +13,7 @@
 #include "launcher/prepare.h"
 #include "launcher/table.h"
 #include "placement/describe.h"
+#include "placement/pins.h"
 #include "placement/planner.h"
 #include "predictor/predictor.h"
 
@@ -140,6 +141,21 @@ PreparedJob job_of_model(const PredictOptions& options) {
   return job;
 }
 
+/// The shape of a job on a GPU type, or on as many GPUs of one node as its pins ask for.
+predictor::Candidate candidate_on(const PreparedJob& job, const placement::Gpu& gpu) {
+  const int threads = std::max(1, gpu.threads);
+  if (placement::asks_for_group(job.spec)) {
+    const model::ParallelLayout layout = placement::pinned_layout(job.spec);
+    const std::vector<predictor::GroupGpu> gpus(static_cast<size_t>(layout.num_workers()),
+                                                {gpu.type, threads, 0});
+    return predictor::group_candidate(job.config, job.spec, job.data, layout, gpus);
+  }
+  const auto candidates = predictor::candidates(job.config, job.spec, job.data, gpu.type, threads);
+  const auto fitting = std::find_if(candidates.begin(), candidates.end(),
+                                    [](const auto& each) { return each.prediction.fits; });
+  return fitting == candidates.end() ? candidates.back() : *fitting;
+}
+
 Json prediction_json(const std::string& job, const placement::Gpu& gpu,
                      const predictor::Candidate& candidate) {
   const predictor::Prediction& prediction = candidate.prediction;
@@ -148,6 +164,7 @@ Json prediction_json(const std::string& job, const placement::Gpu& gpu,
   Json out = Json::object();
   out.set("job", job)
       .set("gpu_type", gpu.type.name)
+      .set("layout", model::to_json(candidate.shape.layout))
       .set("fits", prediction.fits)
       .set("planned_bytes", prediction.planned_bytes)
       .set("predicted_bytes", prediction.predicted_bytes)
@@ -284,16 +301,14 @@ int command_predict(const PredictOptions& options, const Environment& environmen
   Table table(header);
   for (const PreparedJob& job : jobs) {
     for (const placement::Gpu& gpu : types_for(options)) {
-      const auto candidates =
-          predictor::candidates(job.config, job.spec, job.data, gpu.type, std::max(1, gpu.threads));
-      const auto fitting =
-          std::find_if(candidates.begin(), candidates.end(),
-                       [](const auto& candidate) { return candidate.prediction.fits; });
-      const predictor::Candidate& best = fitting == candidates.end() ? candidates.back() : *fitting;
+      const predictor::Candidate best = candidate_on(job, gpu);
+      const model::ParallelLayout& layout = best.shape.layout;
+      const int workers = layout.num_workers();
       all.push(prediction_json(job.spec.name, gpu, best));
       std::vector<std::string> cells = {
           job.spec.name,
-          gpu.type.name,
+          workers == 1 ? gpu.type.name
+                       : cat(workers, " x ", gpu.type.name, " (", model::to_text(layout), ")"),
           format_bytes(static_cast<double>(gpu.type.memory_bytes)),
           placement::need_text(best.prediction),
           best.prediction.fits ? "fits" : "does not fit",

@@ -15,6 +15,7 @@
 #include "engine/text/tokenizer.h"
 #include "launcher/job_file.h"
 #include "launcher/run.h"
+#include "placement/pins.h"
 #include "predictor/precision.h"
 #include "trainer/run_job.h"
 
@@ -122,12 +123,7 @@ void check_precision(PreparedJob* job) {
 /// Pins that this model cannot be divided into, told from config.json before any weight is read.
 void check_layout_pins(const PreparedJob& job) {
   const model::TrainSpec& spec = job.spec;
-  model::ParallelLayout layout;
-  layout.tp_size = static_cast<int>(std::max<int64_t>(1, spec.tp));
-  layout.pp_size = static_cast<int>(std::max<int64_t>(1, spec.pp));
-  layout.dp_size = static_cast<int>(std::max<int64_t>(1, spec.dp));
-  for (const int64_t layers : spec.stage_layers)
-    layout.stage_layers.push_back(static_cast<int>(layers));
+  const model::ParallelLayout layout = placement::pinned_layout(spec);
   model::require_layout(job.config, layout);
   if (layout.dp_size > spec.global_batch) {
     throw Error(Reason::kBadConfig,

@@ -7,6 +7,7 @@
 #include "engine/core/error.h"
 #include "engine/core/strings.h"
 #include "placement/describe.h"
+#include "placement/pins.h"
 
 namespace galley::placement {
 namespace {
@@ -50,13 +51,6 @@ bool possible(const model::ModelConfig& config, const model::ParallelLayout& lay
 
 }  // namespace
 
-bool asks_for_group(const model::TrainSpec& spec) {
-  return spec.tp > 1 || spec.pp > 1 || spec.dp > 1;
-}
-bool forbids_group(const model::TrainSpec& spec) {
-  return spec.tp == 1 && spec.pp == 1 && spec.dp <= 1;
-}
-
 std::vector<model::ParallelLayout> GroupSearch::layouts(const std::vector<bool>& may_use) const {
   std::map<int, int> on_node;
   int total = 0, most_on_node = 0;
@@ -66,11 +60,7 @@ std::vector<model::ParallelLayout> GroupSearch::layouts(const std::vector<bool>&
     most_on_node = std::max(most_on_node, ++on_node[cluster_.gpus[i].node]);
   }
   const model::TrainSpec& spec = job_.spec;
-  model::ParallelLayout layout;
-  layout.dp_size = pinned_or_one(spec.dp);
-  for (const int64_t layers : spec.stage_layers) {
-    layout.stage_layers.push_back(static_cast<int>(layers));
-  }
+  model::ParallelLayout layout = pinned_layout(spec);
   const bool pinned = spec.tp > 0 && spec.pp > 0;
   const int most = pinned ? total : std::min(total, std::max(kMostGpus, layout.dp_size));
   std::vector<model::ParallelLayout> all;
@@ -309,12 +299,7 @@ std::string GroupSearch::remedy(const FoundGroup& smallest) const {
 
 std::string GroupSearch::refusal(const std::vector<bool>& may_use) {
   const model::TrainSpec& spec = job_.spec;
-  model::ParallelLayout asked;
-  asked.tp_size = pinned_or_one(spec.tp);
-  asked.pp_size = pinned_or_one(spec.pp);
-  asked.dp_size = pinned_or_one(spec.dp);
-  for (const int64_t layers : spec.stage_layers)
-    asked.stage_layers.push_back(static_cast<int>(layers));
+  const model::ParallelLayout asked = pinned_layout(spec);
   try {
     model::require_layout(job_.config, asked);
   } catch (const Error& error) {

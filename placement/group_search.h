@@ -21,10 +21,6 @@ struct FoundGroup {
   int considered = 0;  // layouts on chosen GPUs that were predicted with that many GPUs
 };
 
-/// Whether the job's pins ask for more than one worker, or forbid it.
-bool asks_for_group(const model::TrainSpec& spec);
-bool forbids_group(const model::TrainSpec& spec);
-
 /// Of one job on one cluster; both must outlive it.
 class GroupSearch {
  public:

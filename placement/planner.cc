@@ -9,6 +9,7 @@
 #include "engine/core/strings.h"
 #include "placement/describe.h"
 #include "placement/group_search.h"
+#include "placement/pins.h"
 
 namespace galley::placement {
 namespace {

@@ -150,11 +150,13 @@ TEST(BestFit, property_no_gpu_is_used_twice) {
     const PlacementPlan result = plan(cluster, queue, running);
     EXPECT_EQ(result.start.size() + result.waiting.size() + result.refused.size(), queue.size());
     for (const Assignment& assignment : result.start) {
-      ASSERT_EQ(assignment.gpus.size(), 1u);
-      EXPECT_TRUE(busy.insert(assignment.gpus[0]).second) << "a GPU is used twice";
+      ASSERT_EQ(assignment.gpus.size(), assignment.candidate.prediction.workers.size());
       EXPECT_TRUE(assignment.candidate.prediction.fits);
-      EXPECT_LE(assignment.candidate.prediction.high_bytes,
-                cluster.gpus[static_cast<size_t>(assignment.gpus[0])].type.memory_bytes);
+      for (size_t i = 0; i < assignment.gpus.size(); ++i) {
+        EXPECT_TRUE(busy.insert(assignment.gpus[i]).second) << "a GPU is used twice";
+        EXPECT_LE(assignment.candidate.prediction.workers[i].high_bytes,
+                  cluster.gpus[static_cast<size_t>(assignment.gpus[i])].type.memory_bytes);
+      }
     }
     EXPECT_TRUE(result.waiting.empty() || !busy.empty());
     EXPECT_EQ(to_json(plan(cluster, queue, running), cluster).dump(),
