@@ -95,6 +95,7 @@ void refuse_other_models(const ConfigKeys& keys) {
                                                           {"num_experts", 0},
                                                           {"num_local_experts", 0},
                                                           {"attention_dropout", 0},
+                                                          {"use_mrope", false},
                                                           {"parallel_residual", false},
                                                           {"use_parallel_residual", false}};
   for (const auto& [key, neutral] : kNeutral) {

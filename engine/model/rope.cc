@@ -80,6 +80,13 @@ void require_one_rope(const ConfigKeys& keys) {
   if (keys.find("mrope_section") != nullptr) {
     keys.unsupported("\"mrope_section\": positions of several axes are not supported");
   }
+  // Programs disagree on it: some ignore it, some multiply with it.
+  if (keys.find("attn_factor") != nullptr) {
+    keys.unsupported(
+        "\"attn_factor\" is not supported: write \"attention_factor\", which replaces the factor "
+        "of "
+        "cos and sin");
+  }
 }
 
 /// Angular frequency of rotary pair `i` without scaling.

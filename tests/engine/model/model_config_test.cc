@@ -234,6 +234,45 @@ TEST(ModelConfig, missing_keys_have_the_values_of_their_family) {
   EXPECT_EQ(parse_model_config(qwen3().set("head_dim", nullptr), "toy").head_dim, 128);
 }
 
+/// Keys of published models (Mistral-7B-v0.1, Qwen2.5-7B-Instruct, Qwen3-0.6B) and the numbers of
+/// parameters that their cards give.
+TEST(ModelConfig, published_configs_are_read) {
+  const auto read = [](const char* text) {
+    return parse_model_config(parse_json_or_throw(text, "x", Reason::kInternal), "published");
+  };
+  const ModelConfig mistral_7b = read(R"({"architectures": ["MistralForCausalLM"],
+      "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096,
+      "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
+      "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
+      "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+      "sliding_window": 4096, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+      "transformers_version": "4.34.0.dev0", "use_cache": true, "vocab_size": 32000})");
+  EXPECT_EQ(mistral_7b.num_parameters(), 7241732096);
+  EXPECT_EQ(mistral_7b.sliding_window, 4096);
+  const ModelConfig qwen25_7b = read(R"({"architectures": ["Qwen2ForCausalLM"],
+      "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645,
+      "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02,
+      "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28,
+      "model_type": "qwen2", "num_attention_heads": 28, "num_hidden_layers": 28,
+      "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+      "sliding_window": 131072, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+      "use_cache": true, "use_mrope": false, "use_sliding_window": false,
+      "vocab_size": 152064})");
+  EXPECT_EQ(qwen25_7b.num_parameters(), 7615616512);
+  EXPECT_EQ(qwen25_7b.sliding_window, 0);
+  const ModelConfig qwen3_06b = read(R"({"architectures": ["Qwen3ForCausalLM"],
+      "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643,
+      "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+      "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 40960,
+      "max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16,
+      "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+      "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null,
+      "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true,
+      "use_sliding_window": false, "vocab_size": 151936})");
+  EXPECT_EQ(qwen3_06b.num_parameters(), 596049920);
+  EXPECT_EQ(qwen3_06b.q_width(), 2048);
+}
+
 TEST(ModelConfig, yarn_reads_its_keys) {
   const auto rope = [](const char* text) {
     const Json json = parse_json_or_throw(text, "x", Reason::kInternal);
@@ -257,6 +296,8 @@ TEST(ModelConfig, yarn_reads_its_keys) {
   EXPECT_DOUBLE_EQ(two.magnitude, (0.2 * std::log(8.0) + 1) / (0.1 * std::log(8.0) + 1));
   EXPECT_EQ(refusal(with("rope_scaling", Json::object().set("type", "yarn"))).first,
             Reason::kBadModel);
+  const Json other = Json::object().set("type", "yarn").set("factor", 4).set("attn_factor", 0.9);
+  EXPECT_EQ(refusal(with("rope_scaling", other)).first, Reason::kUnsupported);
 }
 
 TEST(ModelConfig, nonsense_is_named_with_its_key) {
