@@ -6,8 +6,10 @@
 #include <string>
 
 #include "engine/core/error.h"
+#include "engine/model/adapter_shards.h"
 #include "engine/model/block.h"
 #include "engine/model/memory_plan_packing.h"
+#include "engine/model/pipeline.h"
 
 namespace galley::model {
 namespace {
@@ -57,7 +59,8 @@ void list_weights(Lister* list, const ModelConfig& config, const WorkerShape& sh
               last_moment);
   };
   const bool tied = config.tied_embeddings;
-  if (shape.has_embedding || tied) packed("embedding", shape.vocab_size, shape.hidden);
+  if (shape.has_embedding || (tied && shape.has_head))
+    packed("embedding", shape.vocab_size, shape.hidden);
   for (int64_t layer = shape.first_layer; layer < shape.first_layer + shape.num_layers; ++layer) {
     vector(layer_name("layers.", layer, "attention_norm"), shape.hidden);
     vector(layer_name("layers.", layer, "mlp_norm"), shape.hidden);
@@ -69,7 +72,9 @@ void list_weights(Lister* list, const ModelConfig& config, const WorkerShape& sh
       const auto projection = static_cast<Projection>(p);
       const std::string name = layer_name("layers.", layer, projection_name(projection));
       packed(name + ".weight", shape.projection_out(projection), shape.projection_in(projection));
-      if (config.projection_has_bias(projection)) {
+      // Summands of a row-parallel output meet one bias.
+      const bool adds_bias = linear_split(projection) == LinearSplit::kColumn || shape.tp_rank == 0;
+      if (config.projection_has_bias(projection) && adds_bias) {
         vector(name + ".bias", shape.projection_out(projection));
       }
     }
@@ -119,42 +124,56 @@ class Scratch {
 /// Lists the activations of a training worker.
 class TrainActivations {
  public:
-  TrainActivations(const WorkerShape& shape, const MemorySettings& settings, MemoryPlan* plan)
-      : shape_(shape), settings_(settings), list_(plan), plan_(plan) {
+  /// `most_tokens`: the vocabulary of the fullest worker: chunks of logits are the same on all.
+  TrainActivations(const WorkerShape& shape, int num_slots, int64_t most_tokens,
+                   const MemorySettings& settings, MemoryPlan* plan)
+      : shape_(shape), settings_(settings), most_tokens_(most_tokens), list_(plan), plan_(plan) {
     tokens_ = settings.micro_batch_tokens;
-    num_layers_ = static_cast<int>(shape.num_layers);
+    // All workers alike: the first of them have the most.
+    stream_tokens_ = divides_tokens() ? shard_range(tokens_, shape.tp_size, 0).size() : tokens_;
+    num_slots_ = num_slots;
+    first_layer_ = static_cast<int>(shape.first_layer);
+    end_layer_ = first_layer_ + static_cast<int>(shape.num_layers);
     first_adapted_ = first_adapted_layer(settings.linears);
   }
 
   void list() {
     list_inputs();
-    list_.add("stream", ArenaKind::kActivations, matrix_bytes(tokens_, shape_.hidden), forward(0),
-              loss());
-    for (int layer = 0; layer < num_layers_; ++layer) list_layer(layer);
-    list_loss();
+    // A stage's output is on its way to the next one while other micro batches run.
+    list_.add("stream", ArenaKind::kActivations, matrix_bytes(stream_tokens_, shape_.hidden),
+              forward(first_layer_), shape_.has_head ? turn() : step_end());
+    for (int layer = first_layer_; layer < end_layer_; ++layer) list_layer(layer);
+    if (shape_.has_head) list_loss();
+    if (is_trained()) list_stream_gradient();
     scratch_.list(&list_);
   }
 
  private:
-  int forward(int layer) const { return 1 + layer; }
-  int loss() const { return 1 + num_layers_; }
-  int backward(int layer) const { return 2 + num_layers_ + (num_layers_ - 1 - layer); }
+  int forward(int layer) const { return 1 + layer - first_layer_; }
+  /// Between forward and backward: the loss, or the hand-over to the next stage.
+  int turn() const { return 1 + end_layer_ - first_layer_; }
+  int backward(int layer) const { return turn() + end_layer_ - layer; }
+  bool is_trained() const { return first_adapted_ >= 0 && first_adapted_ < end_layer_; }
   /// The last moment in which anything of a step is alive.
-  int step_end() const { return first_adapted_ < 0 ? loss() : backward(first_adapted_); }
+  int step_end() const {
+    return is_trained() ? backward(std::max(first_adapted_, first_layer_)) : turn();
+  }
+  bool divides_tokens() const { return shape_.sequence_parallel == SequenceParallel::kYes; }
 
   void list_inputs() {
     const auto tokens = static_cast<uint64_t>(tokens_);
-    const int optimizer = 2 + 2 * num_layers_;
+    const int optimizer = static_cast<int>(plan_->moments.size()) - 1;
     const uint64_t table = static_cast<uint64_t>(settings_.max_position) *
                            static_cast<uint64_t>(shape_.head_dim / 2) * kF32Bytes;
     const auto add = [&](const char* name, uint64_t bytes, int first, int last) {
       list_.add(name, ArenaKind::kActivations, bytes, first, last);
     };
+    const int start = forward(first_layer_);
     add("rotary.cos", table, 0, optimizer);
     add("rotary.sin", table, 0, optimizer);
-    add("ids", tokens * sizeof(int32_t), forward(0), forward(0));
-    add("positions", tokens * sizeof(int32_t), forward(0), step_end());
-    if (settings_.dropout) add("row_ids", tokens * sizeof(uint64_t), forward(0), step_end());
+    if (shape_.has_embedding) add("ids", tokens * sizeof(int32_t), start, start);
+    add("positions", tokens * sizeof(int32_t), start, step_end());
+    if (settings_.dropout) add("row_ids", tokens * sizeof(uint64_t), start, step_end());
   }
 
   void list_layer(int layer) {
@@ -169,27 +188,48 @@ class TrainActivations {
                                : ranks[static_cast<size_t>(i - slot_index(Slot::kLowRank))];
       list_slot(layer, slot, rank, back.keep[static_cast<size_t>(i)]);
     }
+    if (divides_tokens()) {
+      scratch_.use("forward.partial", matrix_bytes(tokens_, shape_.hidden), forward(layer));
+    }
     if (settings_.dropout) list_dropout(layer, ranks);
     if (back.active) list_gradients(layer, ranks, back);
   }
 
+  static bool in_stream(Slot slot) {
+    return slot == Slot::kInput || slot == Slot::kMiddle || slot == Slot::kOutput;
+  }
+  int64_t tokens_of(Slot slot) const {
+    const bool share = in_stream(slot) || slot == Slot::kAttentionRstd || slot == Slot::kMlpRstd;
+    return share ? stream_tokens_ : tokens_;
+  }
+
   void list_slot(int layer, Slot slot, int64_t rank, Keep keep) {
-    const uint64_t bytes = slot_bytes(shape_, slot, rank, tokens_);
+    const uint64_t bytes = slot_bytes(shape_, slot, rank, tokens_of(slot));
     if (bytes == 0) return;
     const std::string name(slot_name(slot));
     if (keep == Keep::kKeep) {
-      // The input is written by the layer below (the embedding for the first layer).
-      const int first = slot == Slot::kInput ? forward(std::max(layer - 1, 0)) : forward(layer);
-      list_.add(layer_name("acts.", layer, name), ArenaKind::kActivations, bytes, first,
-                backward(layer));
+      list_kept(layer, slot, bytes);
       return;
     }
-    const bool in_stream = slot == Slot::kInput || slot == Slot::kMiddle || slot == Slot::kOutput;
     const bool low_rank = slot >= Slot::kLowRank;
-    if (!in_stream) {
+    if (!in_stream(slot)) {
       scratch_.use(low_rank ? "forward.low_rank" : "forward." + name, bytes, forward(layer));
     }
     if (keep == Keep::kRecompute) scratch_.use("backward." + name, bytes, backward(layer));
+  }
+
+  void list_kept(int layer, Slot slot, uint64_t bytes) {
+    const std::string name = layer_name("acts.", layer, slot_name(slot));
+    if (num_slots_ == 1) {
+      // The input is written by the layer below (the embedding or the stage before for the first).
+      const int writer = slot == Slot::kInput ? std::max(layer - 1, first_layer_) : layer;
+      list_.add(name, ArenaKind::kActivations, bytes, forward(writer), backward(layer));
+      return;
+    }
+    for (int i = 0; i < num_slots_; ++i) {
+      list_.add(i == 0 ? name : layer_name("slot", i, name), ArenaKind::kActivations, bytes,
+                forward(first_layer_), step_end());
+    }
   }
 
   void list_dropout(int layer, const LayerRanks& ranks) {
@@ -219,16 +259,17 @@ class TrainActivations {
       use("d_k", shape_.kv_width());
       use("d_v", shape_.kv_width());
     }
+    if (divides_tokens()) use("partial", shape_.hidden);
     // d_gate and d_up take the memory of gate and up.
   }
 
   void list_loss() {
     const int64_t most = settings_.micro_batch_targets > 0 ? settings_.micro_batch_targets
                                                            : settings_.micro_batch_tokens;
-    const int64_t rows = choose_chunk_rows(settings_.logits_chunk_rows, most, shape_.vocab_size);
+    const int64_t rows = choose_chunk_rows(settings_.logits_chunk_rows, most, most_tokens_);
     plan_->logits_chunk_rows = rows;
     const auto add = [&](const char* name, uint64_t bytes) {
-      list_.add(name, ArenaKind::kActivations, bytes, loss(), loss());
+      list_.add(name, ArenaKind::kActivations, bytes, turn(), turn());
     };
     const auto count = static_cast<uint64_t>(rows);
     add("loss.targets", count * sizeof(int32_t));
@@ -237,29 +278,38 @@ class TrainActivations {
     add("loss.rstd", count * kF32Bytes);
     add("loss.logits", matrix_bytes(rows, shape_.vocab_size));
     add("loss.values", count * sizeof(double));
-    if (first_adapted_ < 0) return;
-    add("loss.d_norm", matrix_bytes(rows, shape_.hidden));
-    list_.add("d_stream", ArenaKind::kActivations, matrix_bytes(tokens_, shape_.hidden), loss(),
-              step_end());
+    if (shape_.tp_size > 1) {
+      add("loss.parts", static_cast<uint64_t>(shape_.tp_size) * count * 3 * sizeof(double));
+      add("loss.log_sum_exp", count * sizeof(double));
+    }
+    if (first_adapted_ >= 0) add("loss.d_norm", matrix_bytes(rows, shape_.hidden));
+  }
+
+  /// It is received from the stage behind, or sent to the one before while others run.
+  void list_stream_gradient() {
+    const bool sent = !shape_.has_embedding && first_adapted_ < first_layer_;
+    list_.add("d_stream", ArenaKind::kActivations, matrix_bytes(stream_tokens_, shape_.hidden),
+              sent ? forward(first_layer_) : turn(), step_end());
   }
 
   const WorkerShape& shape_;
   const MemorySettings& settings_;
+  const int64_t most_tokens_;
   Lister list_;
   MemoryPlan* plan_;
   Scratch scratch_;
-  int64_t tokens_ = 0;
-  int num_layers_ = 0, first_adapted_ = -1;
+  int64_t tokens_ = 0, stream_tokens_ = 0;
+  int num_slots_ = 1, first_layer_ = 0, end_layer_ = 0, first_adapted_ = -1;
 };
 
-void name_moments(MemoryPlan* plan, int64_t num_layers) {
-  plan->moments.push_back({"load", 0});
-  for (int64_t i = 0; i < num_layers; ++i)
-    plan->moments.push_back({"forward " + std::to_string(i), 0});
-  plan->moments.push_back({"loss", 0});
-  for (int64_t i = num_layers; i-- > 0;)
-    plan->moments.push_back({"backward " + std::to_string(i), 0});
-  plan->moments.push_back({"optimizer", 0});
+void name_moments(MemoryPlan* plan, const WorkerShape& shape) {
+  const int64_t first = shape.first_layer, end = first + shape.num_layers;
+  const auto add = [&](std::string name) { plan->moments.push_back({std::move(name), 0}); };
+  add("load");
+  for (int64_t i = first; i < end; ++i) add("forward " + std::to_string(i));
+  add(shape.has_head ? "loss" : "hand over");
+  for (int64_t i = end; i-- > first;) add("backward " + std::to_string(i));
+  add("optimizer");
 }
 
 void finish(MemoryPlan* plan, const DeviceTraits& traits) {
@@ -317,17 +367,21 @@ const PlannedTensor& MemoryPlan::tensor(const std::string& name) const {
 MemoryPlan memory_plan(const ModelConfig& config, const ParallelLayout& layout,
                        const WorkerPosition& position, const MemorySettings& settings,
                        const DeviceTraits& traits) {
-  const WorkerShape shape = worker_shape(config, layout, position);
+  const WorkerPlace place{layout, position};
+  const WorkerShape shape = worker_shape(config, place);
+  const int64_t most_tokens = worker_shape(config, layout, {}).vocab_size;
   MemoryPlan plan;
-  name_moments(&plan, shape.num_layers);
+  name_moments(&plan, shape);
   const int last = static_cast<int>(plan.moments.size()) - 1;
   Lister list(&plan);
   list_weights(&list, config, shape, settings.weight_dtype, traits, last);
-  const uint64_t vector_bytes = num_trainable(settings.linears) * kF32Bytes;
+  const AdapterShards shards = adapter_shards(config, settings.linears, place);
   for (const char* name : {"parameters", "gradients", "first_moments", "second_moments"}) {
-    list.add(name, ArenaKind::kTrainable, vector_bytes, 0, last);
+    list.add(name, ArenaKind::kTrainable, shards.num_elements * kF32Bytes, 0, last);
   }
-  TrainActivations(shape, settings, &plan).list();
+  list.add("shared_gradients", ArenaKind::kTrainable, shards.num_shared * kF32Bytes, 0, last);
+  const int num_slots = pipeline_slots(layout.pp_size, position.pp_rank);
+  TrainActivations(shape, num_slots, most_tokens, settings, &plan).list();
   plan.workspace_bytes = traits.gemm_workspace_bytes + traits.attention_workspace_bytes;
   finish(&plan, traits);
   return plan;

@@ -30,6 +30,7 @@ struct MemorySettings {
 
 /// Moments of a step in order: "load", "forward 0" .. "forward L-1", "loss", "backward L-1" ..
 /// "backward 0", "optimizer". A tensor lives from its first to its last moment, both included.
+/// Layers are those of the worker; stages without the head have "hand over" instead of "loss".
 enum class ArenaKind : uint8_t { kWeights, kTrainable, kActivations };
 
 struct PlannedTensor {
@@ -67,8 +68,14 @@ struct MemoryPlan {
 /// "loss.*". A stage of a pipeline keeps pipeline_slots() micro batches for backward: what of them
 /// is kept lives through the whole step, and is named "slot1.acts.L.SLOT" from the second one on; a
 /// stage's input is its first layer's "acts.L.input" or, where that is not kept, "stream". Layers
-/// have their numbers of the whole model, also in moments. "shared_gradients" (trainable) is the
-/// vector of AdapterShards::num_shared. "loss.parts" and "loss.log_sum_exp": divided vocabulary.
+/// have their numbers of the whole model, also in moments. "ids" is on the first stage, "loss.*" on
+/// the last one, "d_stream" where a gradient flows. "shared_gradients" (trainable) is the vector of
+/// AdapterShards::num_shared. Divided vocabulary: "loss.parts" [tp_size][chunk rows][3] and
+/// "loss.log_sum_exp" [chunk rows], f64; chunks have the same rows on all tensor-parallel workers.
+/// Sequence parallelism: the stream slots, "stream", "d_stream" and the statistics of their norms
+/// have ceil(tokens / tp_size) rows, all else all tokens; "forward.partial" and "backward.partial"
+/// [tokens, hidden] take outputs of row-parallel linears before their reduce-scatter and the
+/// gathered gradient of the stream.
 /// Error as require_layout().
 MemoryPlan memory_plan(const ModelConfig& config, const ParallelLayout& layout,
                        const WorkerPosition& position, const MemorySettings& settings,
