@@ -118,7 +118,9 @@ struct TokenFlops {
 TokenFlops training_flops(const ModelConfig& config, const std::vector<AdaptedLinear>& linears,
                           double mean_context, double target_fraction, bool recompute_blocks);
 /// Of one worker of a group, forward and backward apart: its slice of the layers of its stage, the
-/// head on the last one.
+/// head on the last one. The sum over a replica is more than training_flops() by what several
+/// workers do alike: of a column-parallel linear x A^T and its gradients, of a row-parallel one the
+/// product with B and its gradients, and key/value heads that live on several workers.
 struct WorkerFlops {
   double forward = 0, backward = 0;
 };
@@ -127,10 +129,11 @@ WorkerFlops worker_flops(const ModelConfig& config, const std::vector<AdaptedLin
                          bool recompute_blocks);
 /// Bytes that one worker sends for one token of a training step (activations and their gradients
 /// between stages and tensor-parallel workers), and once per optimizer step (the adapter's
-/// gradients). Of f32 values; all-reduces count 2 (n - 1) / n times their size.
+/// gradients). Of f32 values, every token a target; all-reduces count 2 (n - 1) / n times their
+/// size, with sequence parallelism reduce-scatters and gathers (n - 1) / n times.
 struct WorkerTraffic {
   double tensor_bytes_per_token = 0, stage_bytes_per_token = 0, step_bytes = 0;
-  int tensor_calls_per_micro_batch = 0;  // all-reduces
+  int tensor_calls_per_micro_batch = 0;  // all-reduces; the others are half of one
 };
 WorkerTraffic worker_traffic(const ModelConfig& config, const std::vector<AdaptedLinear>& linears,
                              const WorkerPlace& place, bool recompute_blocks);
