@@ -210,7 +210,18 @@ class Group {
     return slowest;
   }
 
-  WorkerTimes times_of(int rank, double tokens) const {
+  /// The same in all replicas.
+  const model::WorkerTraffic& traffic_of(int rank) {
+    const int in_replica = rank % (shape_.layout.tp_size * shape_.layout.pp_size);
+    const auto found = traffic_.find(in_replica);
+    if (found != traffic_.end()) return found->second;
+    return traffic_
+        .emplace(in_replica, model::worker_traffic(config_, linears_, place(in_replica),
+                                                   shape_.recompute_blocks))
+        .first->second;
+  }
+
+  WorkerTimes times_of(int rank, double tokens) {
     const model::WorkerPlace at = place(rank);
     const double rate =
         device_flops(gpu(rank).type, threads(rank), shape_.may_round_inputs) * kStepEfficiency;
@@ -219,8 +230,7 @@ class Group {
                             data_.target_fraction, shape_.recompute_blocks);
     WorkerTimes times{tokens * flops.forward / rate, tokens * flops.backward / rate, 0};
     if (shape_.layout.tp_size == 1) return times;
-    const model::WorkerTraffic traffic =
-        model::worker_traffic(config_, linears_, at, shape_.recompute_blocks);
+    const model::WorkerTraffic& traffic = traffic_of(rank);
     const Link link = slowest_link(rank, [&](const model::WorkerPosition& other) {
       return other.pp_rank == at.position.pp_rank && other.dp_rank == at.position.dp_rank;
     });
@@ -234,11 +244,10 @@ class Group {
   }
 
   /// Seconds that a hand-over to the next stage takes, the slowest of a replica.
-  double hand_over_seconds(int dp_rank, double tokens) const {
+  double hand_over_seconds(int dp_rank, double tokens) {
     double slowest = 0;
     if (shape_.layout.pp_size == 1) return slowest;
-    const model::WorkerTraffic first = model::worker_traffic(
-        config_, linears_, place(rank_of(0, 0, dp_rank)), shape_.recompute_blocks);
+    const model::WorkerTraffic& first = traffic_of(rank_of(0, 0, dp_rank));
     for (int stage = 0; stage + 1 < shape_.layout.pp_size; ++stage) {
       const Link link =
           link_between(gpu(rank_of(0, stage, dp_rank)), gpu(rank_of(0, stage + 1, dp_rank)));
@@ -253,7 +262,7 @@ class Group {
     double busy_s = 0;           // of all its workers together
     double communication_s = 0;  // inside busy_s
   };
-  ReplicaTimes replica_times(int dp_rank, double rows) const {
+  ReplicaTimes replica_times(int dp_rank, double rows) {
     const double mean = mean_tokens(spec_, data_);
     const auto capacity = static_cast<double>(micro_batch_tokens(dp_rank));
     const double rows_of_one = std::max(1.0, std::floor(capacity / mean + 1e-9));
@@ -297,9 +306,7 @@ class Group {
           return other.pp_rank == at.pp_rank &&
                  (other.tp_rank == at.tp_rank || other.dp_rank == at.dp_rank);
         });
-        const double bytes =
-            model::worker_traffic(config_, linears_, place(rank), shape_.recompute_blocks)
-                .step_bytes;
+        const double bytes = traffic_of(rank).step_bytes;
         end.reduce_s = std::max(end.reduce_s, seconds_of(link, bytes, 2.0 * (peers - 1)));
       }
       const GpuType& type = gpu(rank).type;
@@ -346,6 +353,7 @@ class Group {
   std::vector<model::AdaptedLinear> linears_;
   std::map<int, int> workers_on_node_;
   std::map<PlanKey, PlanBytes> plans_;
+  std::map<int, model::WorkerTraffic> traffic_;  // by rank within a replica
 };
 
 }  // namespace

@@ -40,24 +40,22 @@ class GroupShapes {
   }
 
   Candidate best() {
-    Candidate smallest;
-    bool any = false;
-    for (const bool blocks : recompute_choices()) {
-      for (const int64_t tokens : micro_batch_budgets()) {
-        shape_.recompute_blocks = blocks;
-        shape_.micro_batch_tokens = tokens;
-        shape_.replica_tokens.clear();
-        shape_.replica_shares.clear();
-        Candidate candidate = balanced();
+    const std::vector<bool> recompute = recompute_choices();
+    const std::vector<int64_t> budgets = micro_batch_budgets();
+    const auto with = [&](bool blocks, int64_t tokens) {
+      shape_.recompute_blocks = blocks;
+      shape_.micro_batch_tokens = tokens;
+      shape_.replica_tokens.clear();
+      shape_.replica_shares.clear();
+      return balanced();
+    };
+    // What does not fit at its smallest does not fit at all, and that is soon known.
+    Candidate smallest = with(recompute.back(), budgets.back());
+    if (!smallest.prediction.fits) return smallest;
+    for (const bool blocks : recompute) {
+      for (const int64_t tokens : budgets) {
+        Candidate candidate = with(blocks, tokens);
         if (candidate.prediction.fits) return candidate;
-        const auto lacks = [](const Prediction& prediction) {
-          return static_cast<double>(prediction.high_bytes) /
-                 static_cast<double>(std::max<uint64_t>(1, prediction.usable_bytes));
-        };
-        if (!any || lacks(candidate.prediction) < lacks(smallest.prediction)) {
-          smallest = std::move(candidate);
-        }
-        any = true;
       }
     }
     return smallest;
