@@ -13,6 +13,7 @@ constexpr const char* kLibrary = "libgalley_cuda.so";
 
 using Inspect = void (*)(CudaReport*);
 using Open = Device* (*)(int, uint64_t);
+using MakeCommunicator = Communicator* (*)(Stream*, GroupTransport*, const int*, int);
 
 std::optional<SharedLibrary> open_library(std::string* reason) {
   if (SharedLibrary::find(kLibrary).empty()) {
@@ -44,6 +45,16 @@ std::unique_ptr<Device> open_cuda_device(int ordinal, uint64_t capacity_bytes) {
   if (!library) throw Error(Reason::kNoDevice, cat("no GPU can be used here: ", reason));
   const auto open = library->function<Open>("galley_cuda_open");
   return std::unique_ptr<Device>(open(ordinal, capacity_bytes));
+}
+
+std::unique_ptr<Communicator> make_cuda_communicator(Stream& stream, GroupTransport* transport,
+                                                     const std::vector<int>& members) {
+  std::string reason;
+  const std::optional<SharedLibrary> library = open_library(&reason);
+  if (!library) throw Error(Reason::kNoDevice, cat("no GPU can be used here: ", reason));
+  const auto make = library->function<MakeCommunicator>("galley_cuda_communicator");
+  return std::unique_ptr<Communicator>(
+      make(&stream, transport, members.data(), static_cast<int>(members.size())));
 }
 
 }  // namespace galley::device

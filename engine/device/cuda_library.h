@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/device/communicator.h"
 #include "engine/device/device.h"
 
 namespace galley::device {
@@ -31,5 +32,12 @@ CudaReport inspect_cuda();
 
 /// Opens one card as a device with this memory limit. Error(kNoDevice) with the reason.
 std::unique_ptr<Device> open_cuda_device(int ordinal, uint64_t capacity_bytes);
+
+/// NCCL's communicator of `members` (as make_host_communicator()) on a stream of the card that this
+/// thread has opened; stream and transport must outlive it. To be polled until ready(); those that
+/// share members one after another, in the same order everywhere. Error(kNoDevice) where the build
+/// has no NCCL.
+std::unique_ptr<Communicator> make_cuda_communicator(Stream& stream, GroupTransport* transport,
+                                                     const std::vector<int>& members);
 
 }  // namespace galley::device

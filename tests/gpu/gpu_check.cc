@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/core/dtype.h"
@@ -319,6 +320,39 @@ void check_elementwise(int64_t rows, int64_t cols, int64_t gap, Check* check) {
       [](Side& side, const std::vector<Matrix>& m) { side.elementwise->add(m[0], m[1]); });
 }
 
+/// One member: NCCL starts, takes every kind of order, and leaves the values of one alone.
+void check_communicator(Side& cuda, Check* check) {
+  const auto transports = make_thread_transports(1, 4096);
+  std::unique_ptr<Communicator> group;
+  try {
+    group = make_cuda_communicator(*cuda.stream, transports[0].get(), {0});
+  } catch (const Error& error) {
+    if (error.reason() != Reason::kNoDevice) throw;
+    std::printf("NCCL is not checked: %s\n", error.what());
+    return;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  while (!group->ready()) {
+    if (std::chrono::steady_clock::now() - begin > std::chrono::minutes(1)) {
+      check->line("NCCL: start within a minute", 1, 0);
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  const Values values(1, 100'003, 17);
+  const Buffer data = cuda.upload(values.data.data(), values.bytes());
+  const std::vector<int64_t> counts = {values.cols};
+  group->all_reduce(data.at<float>(0), values.cols);
+  group->reduce_scatter(data.at<float>(0), counts);
+  group->all_gather(data.at<float>(0), counts);
+  group->finish_sends();
+  const bool same = cuda.download(data) == values.data;
+  check->line("NCCL: sums of one member", same ? 0 : 1, 0);
+  double number = 3;
+  group->all_reduce_host({&number, 1});
+  check->line("NCCL: host sums of one member", std::abs(number - 3), 0);
+}
+
 int run() {
   const CudaReport report = inspect_cuda();
   if (!report.usable) {
@@ -347,6 +381,7 @@ int run() {
   }
   check_elementwise(2048, 1536, 0, &check);
   check_elementwise(33, 129, 7, &check);
+  check_communicator(cuda, &check);
   std::printf("gpu_check: %s\n", check.num_wrong() == 0
                                      ? "all within bounds"
                                      : cat(check.num_wrong(), " checks are WRONG").c_str());
