@@ -141,7 +141,8 @@ class DeviceBench {
   void adapter();
   void attention();
   void decode();
-  void attention_case(const std::string& name, const std::vector<AttentionItem>& items);
+  void attention_case(const std::string& name, const std::vector<AttentionItem>& items,
+                      int64_t window = 0);
   void rows();
   void optimizer();
 
@@ -232,13 +233,12 @@ void DeviceBench::adapter() {
 }
 
 /// Work of `products` products over visible pairs, with these numbers of query and key operands.
-OpWork attention_work(const std::vector<AttentionItem>& items, int products, int query_operands,
-                      int key_operands) {
+OpWork attention_work(const std::vector<AttentionItem>& items, int64_t window, int products,
+                      int query_operands, int key_operands) {
   double pairs = 0, queries = 0, keys = 0;
   for (const AttentionItem& item : items) {
-    const auto n = static_cast<double>(item.num_queries);
-    pairs += n * (static_cast<double>(item.num_keys) - (n - 1) / 2);
-    queries += n;
+    pairs += visible_pairs(item, window);
+    queries += static_cast<double>(item.num_queries);
     keys += static_cast<double>(item.num_keys);
   }
   const double q_width = kHeads.num_heads * kHeads.head_dim;
@@ -247,7 +247,10 @@ OpWork attention_work(const std::vector<AttentionItem>& items, int products, int
           4.0 * (query_operands * queries * q_width + key_operands * keys * kv_width)};
 }
 
-void DeviceBench::attention_case(const std::string& name, const std::vector<AttentionItem>& items) {
+void DeviceBench::attention_case(const std::string& name, const std::vector<AttentionItem>& items,
+                                 int64_t window) {
+  AttentionShape heads = kHeads;
+  heads.window = window;
   const int64_t rows = items.back().key_row + items.back().num_keys;
   const int64_t q_width = kHeads.num_heads * kHeads.head_dim;
   const int64_t kv_width = kHeads.num_kv_heads * kHeads.head_dim;
@@ -258,20 +261,20 @@ void DeviceBench::attention_case(const std::string& name, const std::vector<Atte
   const auto wide = [&](const Buffer& b) { return matrix(b, rows, q_width); };
   const auto narrow = [&](const Buffer& b) { return matrix(b, rows, kv_width); };
   const auto forward = [&] {
-    ops_.attention->forward(kHeads, items, wide(q), narrow(k), narrow(v), wide(o),
-                            lse.at<float>(0));
+    ops_.attention->forward(heads, items, wide(q), narrow(k), narrow(v), wide(o), lse.at<float>(0));
   };
   forward();  // backward reads what it leaves
-  line("attention forward " + name, attention_work(items, 2, 2, 2), forward);
-  line("attention backward " + name, attention_work(items, 5, 4, 6), [&] {
-    ops_.attention->backward(kHeads, items, wide(q), narrow(k), narrow(v), wide(o),
-                             lse.at<float>(0), wide(d_o), wide(dq), narrow(dk), narrow(dv));
+  line("attention forward " + name, attention_work(items, window, 2, 2, 2), forward);
+  line("attention backward " + name, attention_work(items, window, 5, 4, 6), [&] {
+    ops_.attention->backward(heads, items, wide(q), narrow(k), narrow(v), wide(o), lse.at<float>(0),
+                             wide(d_o), wide(dq), narrow(dk), narrow(dv));
   });
 }
 
 void DeviceBench::attention() {
   attention_case("512", {{0, 512, 0, 512}});
   attention_case("2048", {{0, 2048, 0, 2048}});
+  attention_case("2048 window 256", {{0, 2048, 0, 2048}}, 256);
   std::vector<AttentionItem> packed;
   for (int64_t row = 0; row < 512; row += 32) packed.push_back({row, 32, row, 32});
   attention_case("16 x 32 packed", packed);
@@ -285,7 +288,7 @@ void DeviceBench::decode() {
     const int64_t kv_width = kHeads.num_kv_heads * kHeads.head_dim;
     const Buffer q = floats(streams * q_width), o = floats(streams * q_width);
     const Buffer k = floats(streams * keys * kv_width), v = floats(streams * keys * kv_width);
-    line(cat("attention decode ", streams, " x ", keys, " keys"), attention_work(items, 2, 2, 2),
+    line(cat("attention decode ", streams, " x ", keys, " keys"), attention_work(items, 0, 2, 2, 2),
          [&] {
            ops_.attention->forward(
                kHeads, items, matrix(q, streams, q_width), matrix(k, streams * keys, kv_width),
@@ -332,6 +335,15 @@ void DeviceBench::rows() {
   line("cross_entropy 64x49152", bytes(2, logit_rows * vocab), [&] {
     ops_.loss->cross_entropy(matrix(logits, logit_rows, vocab), targets.data(), 1.0f,
                              losses.data());
+  });
+  std::vector<double> parts(static_cast<size_t>(3 * logit_rows));
+  line("cross_entropy_part 64x49152", bytes(1, logit_rows * vocab), [&] {
+    ops_.loss->cross_entropy_part(matrix(logits, logit_rows, vocab), targets.data(), 0,
+                                  parts.data());
+  });
+  line("cross_entropy_apply 64x49152", bytes(2, logit_rows * vocab), [&] {
+    ops_.loss->cross_entropy_apply(matrix(logits, logit_rows, vocab), targets.data(), 0,
+                                   losses.data(), 1.0f);
   });
 }
 
