@@ -12,8 +12,8 @@
 namespace galley::placement {
 namespace {
 
-// Predictions for one call of best(); the best so far counts when they are used up.
-constexpr int kMostPredictions = 400;
+// Workers predicted for one call of best(); the best so far counts when they are used up.
+constexpr int kMostPredictedWorkers = 3000;
 // Choices of GPU types for one layout.
 constexpr size_t kMostChoices = 48;
 // GPUs of one job that nobody pinned.
@@ -184,10 +184,13 @@ std::vector<GpuIndex> GroupSearch::choose(const Blocks& blocks, const std::vecto
     if (left[static_cast<size_t>(blocks[index].kind)]-- > 0) chosen.push_back(index);
   }
   std::sort(chosen.begin(), chosen.end());  // blocks are sorted
+  // Stages of a replica close together when all GPUs are alike.
+  const bool alike = std::count_if(counts.begin(), counts.end(), [](int n) { return n > 0; }) == 1;
   std::vector<GpuIndex> gpus(static_cast<size_t>(layout.num_workers()));
   for (size_t i = 0; i < chosen.size(); ++i) {
-    const int stage = static_cast<int>(i) / layout.dp_size;
-    const int replica = static_cast<int>(i) % layout.dp_size;
+    const int index = static_cast<int>(i);
+    const int stage = alike ? index % layout.pp_size : index / layout.dp_size;
+    const int replica = alike ? index / layout.pp_size : index % layout.dp_size;
     for (int tp_rank = 0; tp_rank < layout.tp_size; ++tp_rank) {
       const int rank = model::group_rank(layout, {tp_rank, stage, replica});
       gpus[static_cast<size_t>(rank)] = blocks[chosen[i]].gpus[static_cast<size_t>(tp_rank)];
@@ -211,8 +214,12 @@ bool GroupSearch::too_small(const std::vector<GpuIndex>& gpus) const {
       job_.config.stored_dtype == DType::kBf16 || job_.spec.precision == model::Precision::kBf16;
   const uint64_t weights = job_.config.num_parameters() * (narrow ? 2 : 4);
   uint64_t memory = 0;
-  for (const GpuIndex index : gpus)
-    memory += cluster_.gpus[static_cast<size_t>(index)].type.memory_bytes;
+  for (const GpuIndex index : gpus) {
+    const predictor::GpuType& type = cluster_.gpus[static_cast<size_t>(index)].type;
+    const uint64_t own =
+        predictor::runs_on_host(type) ? 0 : type.context_bytes + type.communicator_bytes;
+    memory += type.memory_bytes - std::min(own, type.memory_bytes);
+  }
   return memory < weights * static_cast<uint64_t>(pinned_or_one(job_.spec.dp));
 }
 
@@ -229,7 +236,7 @@ const predictor::Candidate& GroupSearch::predicted(const model::ParallelLayout& 
   }
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
-  --budget_;
+  budget_ -= layout.num_workers();
   const std::vector<predictor::GroupGpu> group = group_gpus(gpus);
   return known_
       .emplace(key, predictor::group_candidate(job_.config, job_.spec, job_.data, layout, group))
@@ -237,7 +244,7 @@ const predictor::Candidate& GroupSearch::predicted(const model::ParallelLayout& 
 }
 
 std::optional<FoundGroup> GroupSearch::best(const std::vector<bool>& may_use) {
-  budget_ = kMostPredictions;
+  budget_ = kMostPredictedWorkers;
   std::optional<FoundGroup> best;
   int considered = 0, size = 0;
   const auto lacks = [](const predictor::Prediction& prediction) {
@@ -255,7 +262,8 @@ std::optional<FoundGroup> GroupSearch::best(const std::vector<bool>& may_use) {
     const int wanted = layout.pp_size * layout.dp_size;
     if (static_cast<int>(blocks.size()) < wanted) continue;
     const bool last = size == all.back().num_workers();
-    for (const std::vector<int>& counts : kind_counts(blocks, wanted)) {
+    const std::vector<std::vector<int>> choices = kind_counts(blocks, wanted);
+    for (const std::vector<int>& counts : choices) {
       if (budget_ <= 0) return best;
       const std::vector<GpuIndex> gpus = choose(blocks, counts, layout);
       // What cannot fit is looked at only for the refusal.
@@ -268,10 +276,13 @@ std::optional<FoundGroup> GroupSearch::best(const std::vector<bool>& may_use) {
           best = FoundGroup{gpus, candidate, 0};
         }
         best->considered = considered;
-      } else if (!smallest_ ||
-                 lacks(candidate.prediction) < lacks(smallest_->candidate.prediction)) {
+        continue;
+      }
+      if (!smallest_ || lacks(candidate.prediction) < lacks(smallest_->candidate.prediction)) {
         smallest_ = FoundGroup{gpus, candidate, 0};
       }
+      // The choice with the largest GPUs comes first: what it cannot hold, no other choice can.
+      if (&counts == &choices.front()) break;
     }
   }
   return best;

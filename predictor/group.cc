@@ -85,7 +85,7 @@ class Group {
   Prediction predicted() {
     Prediction prediction;
     add_bytes(&prediction);
-    add_speed(&prediction);
+    if (prediction.fits) add_speed(&prediction);
     return prediction;
   }
 

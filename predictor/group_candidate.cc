@@ -190,7 +190,13 @@ class GroupShapes {
         shape_.layout.stage_layers = split_with(layers, stages, stage, count);
         return stage_fits(stage);
       };
-      int low = 0, high = layers - (stages - 1);  // low: fits, for all that is known
+      // Bytes grow with the layers; doubling keeps to small plans where little fits.
+      const int largest = layers - (stages - 1);
+      int low = 0, high = 1;
+      while (high < largest && holds(high)) {
+        low = high;
+        high = std::min(largest, 2 * high);
+      }
       while (low < high) {
         const int middle = (low + high + 1) / 2;
         if (holds(middle)) {
@@ -227,6 +233,7 @@ class GroupShapes {
       speeds.push_back(speed);
       sum += speed;
     }
+    if (sum <= 0) return;  // some replica does not fit alone
     bool equal = true;
     for (double& speed : speeds) {
       speed /= sum;

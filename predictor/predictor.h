@@ -89,7 +89,7 @@ Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spe
                    const DataShape& data, const PlanShape& shape, const GpuType& gpu);
 /// The same for a group: `gpus` by group rank, shape.layout.num_workers() of them. Speed from the
 /// pipeline's list of operations with each stage's own time, the slowest tensor-parallel worker of
-/// a stage, the slowest replica, and what they send each other.
+/// a stage, the slowest replica, and what they send each other; 0 where the group does not fit.
 Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spec,
                    const DataShape& data, const PlanShape& shape, std::span<const GroupGpu> gpus);
 
