@@ -64,4 +64,12 @@ uint64_t PendingSends::sent(int to) const {
   return peers_.empty() ? 0 : peers_[static_cast<size_t>(to)].sent;
 }
 
+void PendingSends::drop() noexcept {
+  for (Peer& peer : peers_) {
+    peer.pieces.clear();
+    peer.first = 0;
+  }
+  pending_bytes_ = 0;
+}
+
 }  // namespace galley

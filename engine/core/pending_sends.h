@@ -24,6 +24,9 @@ class PendingSends {
   /// Bytes that a peer's ring has taken so far.
   uint64_t sent(int to) const;
   bool empty() const { return pending_bytes_ == 0; }
+  /// Forgets what is borrowed, when a wait has ended with an exception and the buffers may go: the
+  /// streams are torn, and the group can only be ended.
+  void drop() noexcept;
 
  private:
   struct Piece {

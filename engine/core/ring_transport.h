@@ -40,7 +40,7 @@ class RingTransport : public GroupTransport {
     bool local = false;
     ByteRing out, in;              // local
     Doorbell* bell = nullptr;      // local
-    std::vector<std::byte> queue;  // elsewhere: has arrived and not been consumed ...
+    std::vector<std::byte> queue;  // elsewhere: has arrived, is not consumed ...
     size_t queue_begin = 0;        // ... from here
   };
   Peer& peer(int rank);

@@ -57,7 +57,12 @@ void HostCommunicator::queue_for_all(const void* data, size_t bytes) {
 void HostCommunicator::go_on(bool moved) {
   if (transport_->sends().progress(*transport_) || moved) return;
   const double begin_s = seconds_of(CLOCK_MONOTONIC);
-  transport_->wait();
+  try {
+    transport_->wait();
+  } catch (...) {
+    transport_->sends().drop();
+    throw;
+  }
   waited_s_ += seconds_of(CLOCK_MONOTONIC) - begin_s;
 }
 

@@ -208,6 +208,17 @@ TEST(HostCommunicator, abort_of_one_ends_the_waits_of_all) {
   EXPECT_EQ(ended, 2);
 }
 
+TEST(HostCommunicator, nothing_stays_borrowed_when_a_wait_ends_by_an_exception) {
+  const auto transports = make_thread_transports(2, kSmallRing);
+  transports[0]->set_wait_check([] { throw Error(Reason::kStopped, "stop"); });
+  const auto group = make_host_communicator(transports[0].get(), {0, 1});
+  {
+    std::vector<float> data(20'000);
+    EXPECT_THROW(group->all_reduce(data.data(), 20'000), Error);
+  }
+  EXPECT_TRUE(transports[0]->sends().empty());
+}
+
 TEST(HostCommunicator, waiting_is_counted) {
   run_workers(2, kSmallRing, [](GroupTransport*, Communicator* group) {
     float one = 1;
