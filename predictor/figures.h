@@ -32,9 +32,20 @@ uint64_t usable_bytes(const GpuType& gpu);
 /// How far a measured peak may lie from a prediction.
 uint64_t error_bytes(uint64_t predicted_bytes);
 
+/// A job's values that predictions take; all must outlive the calls.
+struct JobView {
+  const model::ModelConfig& config;
+  const model::TrainSpec& spec;
+  const DataShape& data;
+  const std::vector<model::AdaptedLinear>& linears;  // adapted_linears(config, spec.lora)
+};
+/// As memory_settings(), of linears that are known.
+model::MemorySettings memory_settings(const JobView& job, const PlanShape& shape);
+/// As predict() of a group.
+Prediction predict_group(const JobView& job, const PlanShape& shape,
+                         std::span<const GroupGpu> gpus);
 /// Whether every worker of a stage fits its GPU, in all replicas.
-bool stage_fits(const model::ModelConfig& config, const model::TrainSpec& spec,
-                const DataShape& data, const PlanShape& shape, std::span<const GroupGpu> gpus,
+bool stage_fits(const JobView& job, const PlanShape& shape, std::span<const GroupGpu> gpus,
                 int stage);
 
 /// Steps and seconds of the whole job at prediction->tokens_per_second.

@@ -63,20 +63,23 @@ struct WorkerTimes {
 
 class Group {
  public:
-  Group(const model::ModelConfig& config, const model::TrainSpec& spec, const DataShape& data,
-        const PlanShape& shape, std::span<const GroupGpu> gpus)
-      : config_(config), spec_(spec), data_(data), shape_(shape), gpus_(gpus) {
+  Group(const JobView& job, const PlanShape& shape, std::span<const GroupGpu> gpus)
+      : config_(job.config),
+        spec_(job.spec),
+        data_(job.data),
+        linears_(job.linears),
+        shape_(shape),
+        gpus_(gpus),
+        settings_(memory_settings(job, shape)) {
     GALLEY_CHECK(static_cast<int>(gpus.size()) == shape.layout.num_workers());
-    linears_ = model::adapted_linears(config, spec.lora);
     for (const GroupGpu& gpu : gpus) ++workers_on_node_[gpu.node];
   }
 
   /// Whether all workers of a stage fit.
   bool stage_fits(int stage) {
-    const model::MemorySettings settings = memory_settings(config_, spec_, data_, shape_);
     for (int rank = 0; rank < num_workers(); ++rank) {
       if (place(rank).position.pp_rank != stage) continue;
-      const WorkerNeed need = need_of(rank, settings);
+      const WorkerNeed need = need_of(rank);
       if (need.high_bytes > need.usable_bytes) return false;
     }
     return true;
@@ -118,11 +121,10 @@ class Group {
                                 runs_on_host(gpu(rank).type), threads(rank));
     const auto found = plans_.find(key);
     if (found != plans_.end()) return found->second;
-    PlanShape shape = shape_;
-    shape.micro_batch_tokens = tokens;
-    const model::MemoryPlan plan = model::memory_plan(config_, shape_.layout, at.position,
-                                                      memory_settings(config_, spec_, data_, shape),
-                                                      traits_for(gpu(rank).type, threads(rank)));
+    settings_.micro_batch_tokens = tokens;
+    settings_.micro_batch_rows = std::min(spec_.global_batch, tokens);
+    const model::MemoryPlan plan = model::memory_plan(
+        config_, shape_.layout, at.position, settings_, traits_for(gpu(rank).type, threads(rank)));
     PlanBytes bytes{plan.weights_bytes, plan.trainable_bytes, plan.activations_bytes,
                     plan.workspace_bytes, ""};
     if (!plan.moments.empty()) {
@@ -138,14 +140,14 @@ class Group {
     return node + (workers_on_node_.size() > 1 ? relay_memory_bytes(ring) : 0);
   }
 
-  WorkerNeed need_of(int rank, const model::MemorySettings& settings) {
+  WorkerNeed need_of(int rank) {
     const GpuType& type = gpu(rank).type;
     WorkerNeed need;
     need.planned_bytes = plan_of(rank).total();
     need.communication_bytes = communication_bytes(rank);
     need.predicted_bytes = need.planned_bytes + need.communication_bytes +
                            (runs_on_host(type) ? 0 : type.context_bytes) +
-                           process_bytes(type, settings);
+                           process_bytes(type, settings_);
     const uint64_t error = error_bytes(need.predicted_bytes);
     need.low_bytes = need.predicted_bytes - std::min(error, need.predicted_bytes);
     need.high_bytes = need.predicted_bytes + error;
@@ -154,12 +156,11 @@ class Group {
   }
 
   void add_bytes(Prediction* prediction) {
-    const model::MemorySettings settings = memory_settings(config_, spec_, data_, shape_);
     int fullest = 0;
     int64_t least_left = 0;
     prediction->fits = true;
     for (int rank = 0; rank < num_workers(); ++rank) {
-      const WorkerNeed need = need_of(rank, settings);
+      const WorkerNeed need = need_of(rank);
       prediction->fits = prediction->fits && need.high_bytes <= need.usable_bytes;
       const int64_t left =
           static_cast<int64_t>(need.usable_bytes) - static_cast<int64_t>(need.high_bytes);
@@ -348,9 +349,10 @@ class Group {
   const model::ModelConfig& config_;
   const model::TrainSpec& spec_;
   const DataShape& data_;
+  const std::vector<model::AdaptedLinear>& linears_;
   const PlanShape& shape_;
   const std::span<const GroupGpu> gpus_;
-  std::vector<model::AdaptedLinear> linears_;
+  model::MemorySettings settings_;  // its micro batch is of the replica looked at last
   std::map<int, int> workers_on_node_;
   std::map<PlanKey, PlanBytes> plans_;
   std::map<int, model::WorkerTraffic> traffic_;  // by rank within a replica
@@ -364,21 +366,26 @@ uint64_t group_message_bytes(const model::ModelConfig& config, const PlanShape& 
   return static_cast<uint64_t>(tokens) * static_cast<uint64_t>(config.hidden) * sizeof(float);
 }
 
-bool stage_fits(const model::ModelConfig& config, const model::TrainSpec& spec,
-                const DataShape& data, const PlanShape& shape, std::span<const GroupGpu> gpus,
+bool stage_fits(const JobView& job, const PlanShape& shape, std::span<const GroupGpu> gpus,
                 int stage) {
-  return Group(config, spec, data, shape, gpus).stage_fits(stage);
+  return Group(job, shape, gpus).stage_fits(stage);
 }
 
-Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spec,
-                   const DataShape& data, const PlanShape& shape, std::span<const GroupGpu> gpus) {
+Prediction predict_group(const JobView& job, const PlanShape& shape,
+                         std::span<const GroupGpu> gpus) {
   if (shape.layout.num_workers() == 1) {
     GALLEY_CHECK(gpus.size() == 1);
     PlanShape alone = shape;
     if (!shape.worker_threads.empty()) alone.threads = shape.worker_threads.front();
-    return predict(config, spec, data, alone, gpus.front().type);
+    return predict(job.config, job.spec, job.data, alone, gpus.front().type);
   }
-  return Group(config, spec, data, shape, gpus).predicted();
+  return Group(job, shape, gpus).predicted();
+}
+
+Prediction predict(const model::ModelConfig& config, const model::TrainSpec& spec,
+                   const DataShape& data, const PlanShape& shape, std::span<const GroupGpu> gpus) {
+  const std::vector<model::AdaptedLinear> linears = model::adapted_linears(config, spec.lora);
+  return predict_group({config, spec, data, linears}, shape, gpus);
 }
 
 }  // namespace galley::predictor

@@ -62,6 +62,7 @@ class GroupShapes {
   }
 
  private:
+  JobView job() const { return {config_, spec_, data_, linears_}; }
   int workers_per_replica() const { return shape_.layout.tp_size * shape_.layout.pp_size; }
 
   /// The same numbers everywhere: where one type rounds nothing, none does.
@@ -121,7 +122,7 @@ class GroupShapes {
     for (int tries = 0;; ++tries) {
       const bool split = pinned_stages_ || balance(most);
       share_out();
-      Candidate candidate{shape_, predict(config_, spec_, data_, shape_, gpus_)};
+      Candidate candidate{shape_, predict_group(job(), shape_, gpus_)};
       if (candidate.prediction.fits || pinned_stages_ || !split || tries == kSplitTries) {
         return candidate;
       }
@@ -176,9 +177,7 @@ class GroupShapes {
     return flops.forward + flops.backward;
   }
 
-  bool stage_fits(int stage) const {
-    return predictor::stage_fits(config_, spec_, data_, shape_, gpus_, stage);
-  }
+  bool stage_fits(int stage) const { return predictor::stage_fits(job(), shape_, gpus_, stage); }
 
   /// The most layers that each stage's GPUs hold, each alone.
   void measure_most(std::vector<int>* most) {
@@ -261,7 +260,7 @@ class GroupShapes {
     for (const int64_t tokens : micro_batch_budgets()) {
       if (tokens > shape_.micro_batch_tokens) continue;
       one.micro_batch_tokens = tokens;
-      prediction = predict(config_, spec_, data_, one, gpus_.subspan(first, count));
+      prediction = predict_group(job(), one, gpus_.subspan(first, count));
       if (prediction.fits) break;
     }
     return {one.micro_batch_tokens, prediction.tokens_per_second};

@@ -152,13 +152,19 @@ int64_t total_steps(const model::TrainSpec& spec, int64_t num_rows) {
 model::MemorySettings memory_settings(const model::ModelConfig& config,
                                       const model::TrainSpec& spec, const DataShape& data,
                                       const PlanShape& shape) {
+  const std::vector<model::AdaptedLinear> linears = model::adapted_linears(config, spec.lora);
+  return memory_settings(JobView{config, spec, data, linears}, shape);
+}
+
+model::MemorySettings memory_settings(const JobView& job, const PlanShape& shape) {
+  const model::TrainSpec& spec = job.spec;
   model::MemorySettings settings;
-  settings.linears = model::adapted_linears(config, spec.lora);
+  settings.linears = job.linears;
   settings.weight_dtype = shape.weight_dtype;
   settings.micro_batch_tokens = shape.micro_batch_tokens;
   // A micro batch never holds more rows than a global batch or than its tokens.
   settings.micro_batch_rows = std::min(spec.global_batch, shape.micro_batch_tokens);
-  settings.max_position = longest_row(spec, data);
+  settings.max_position = longest_row(spec, job.data);
   settings.recompute_blocks = shape.recompute_blocks;
   settings.dropout = spec.lora.dropout > 0;
   return settings;
