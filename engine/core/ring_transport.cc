@@ -1,11 +1,12 @@
 #include "engine/core/ring_transport.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "engine/core/clock.h"
 #include "engine/core/error.h"
-#include "engine/core/processors.h"
 
 namespace galley {
 namespace {
@@ -40,8 +41,9 @@ RingTransport::RingTransport(Parts parts) : parts_(std::move(parts)) {
   }
   bell_ = bell_of(parts_.rank);
   seen_ = bell_->count();
-  // Who spins while a peer wants the processor only delays it.
-  spins_ = num_local <= useful_threads_here() ? kSpins : 0;
+  // Who spins while a peer wants the processor only delays it. The machine's processors count, not
+  // those of this process: each worker may be bound to one of its own.
+  spins_ = num_local <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kSpins : 0;
 }
 
 Doorbell* RingTransport::bell_of(int rank) {

@@ -158,6 +158,24 @@ TEST(JoinGroup, in_any_order_and_with_strangers_at_the_door) {
   }
 }
 
+TEST(JoinGroup, pain_P007_groups_that_meet_at_the_same_time_on_one_node_do_not_clash) {
+  std::vector<std::thread> threads;
+  std::vector<GroupMeeting> meetings;
+  for (const char* name : {"clash-1", "clash-2", "clash-3"}) {
+    meetings.push_back({unique_token(name), {0, 0}, kRingBytes});
+  }
+  for (int rank : {1, 0}) {
+    for (size_t i = 0; i < meetings.size(); ++i) {
+      threads.emplace_back([&meetings, i, rank] {
+        const auto transport = join_group(meetings[i], rank, {}, {}, 20);
+        write_text(transport.get(), 1 - rank, cat(i));
+        EXPECT_EQ(read_text(transport.get(), 1 - rank, 1), cat(i));
+      });
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST(JoinGroup, who_does_not_come_in_time_is_named) {
   const GroupMeeting meeting{unique_token("late"), {0, 1, 0, 0}, kRingBytes};
   RelayPort port(kRingBytes);
