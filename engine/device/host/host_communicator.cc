@@ -208,7 +208,8 @@ bool HostCommunicator::gather_some(float* data, bool* all) {
   return moved;
 }
 
-/// Everybody sends its values and adds all, in the order of ranks. `sum` and `arrived` hold as many.
+/// Everybody sends its values and adds all, in the order of ranks. `sum` and `arrived` hold as
+/// many.
 template <typename Number>
 void HostCommunicator::add_all(std::span<const Number> values, Number* sum, Number* arrived) {
   queue_for_all(values.data(), values.size_bytes());
