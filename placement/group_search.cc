@@ -334,9 +334,10 @@ std::string GroupSearch::refusal(const std::vector<bool>& may_use) {
       return cat(to_text(asked), " needs ", needs, " GPUs, the allocation has ", total,
                  " that it may use; ask for more GPUs, or for smaller parallel sizes");
     }
-    return cat(to_text(asked), " needs ", asked.tp_size, " GPUs on one node for each of ",
-               asked.pp_size * asked.dp_size,
-               " stages, which the nodes of the allocation do not have; set a smaller plan.tp");
+    const int stages = asked.pp_size * asked.dp_size;
+    return cat(to_text(asked), " needs ", asked.tp_size, " GPUs on one node",
+               stages > 1 ? cat(" for each of ", stages, " stages") : "",
+               ", which the nodes of the allocation do not have; set a smaller plan.tp");
   }
   return total < 2 ? std::string("there is no second GPU to share it with")
                    : std::string("the model cannot be divided over the GPUs there are");

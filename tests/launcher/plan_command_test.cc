@@ -134,6 +134,22 @@ TEST(PlanCommand, pain_P056_heads_and_degree_are_checked_from_the_config_alone) 
   EXPECT_LT(took, std::chrono::seconds(10));
 }
 
+TEST(PlanCommand, pain_P066_equal_names_with_other_links_are_planned_with_other_times) {
+  const std::string jobs = job_file("plan = { tp = 2 }\n");
+  const auto seconds = [&](const std::string& link) {
+    const std::string cluster = written(
+        "cards.toml",
+        cat("[[node]]\nnames = \"n1\"\ngpus = [{ type = \"a100-40gb\", count = 2", link, " }]\n"));
+    const Result record = plan(jobs, cluster, OutputForm::kJson);
+    EXPECT_EQ(record.code, 0) << record.err << record.out;
+    const Json json = parse_json_or_throw(record.out, "plan", Reason::kInternal);
+    return json.at("jobs").as_array().at(0).get_double("seconds");
+  };
+  const double nvlink = seconds(""), pcie = seconds(", link_gb_s = 12");
+  EXPECT_GT(nvlink, 0);
+  EXPECT_GT(pcie, 1.05 * nvlink);
+}
+
 TEST(PlanCommand, predict_follows_the_pins) {
   PredictOptions options;
   options.job_file = job_file("plan = { tp = 2 }\n");
