@@ -43,6 +43,13 @@ model::ParallelLayout layout(int tp, int pp, int dp, std::vector<int> stages = {
   return out;
 }
 
+/// Sequence-parallel norms.
+model::ParallelLayout by_tokens(int tp, int pp) {
+  model::ParallelLayout out = layout(tp, pp, 1);
+  out.sequence_parallel = model::SequenceParallel::kYes;
+  return out;
+}
+
 PlanShape shape(const model::ParallelLayout& of, int64_t tokens = 512) {
   PlanShape out;
   out.layout = of;
@@ -74,10 +81,10 @@ TEST(GroupPrediction, one_worker_is_the_prediction_of_one_gpu) {
 TEST(GroupPrediction, every_worker_has_the_bytes_of_its_own_memory_plan) {
   for (const model::ParallelLayout& of :
        {layout(2, 1, 1), layout(4, 1, 1), layout(1, 3, 1, {20, 6, 4}), layout(1, 1, 2),
-        layout(2, 2, 2)}) {
+        layout(2, 2, 2), layout(7, 1, 1), layout(9, 2, 1), by_tokens(3, 2)}) {
     SCOPED_TRACE(model::to_text(of));
-    PlanShape given = shape(of, 1024);
-    if (of.dp_size == 2) given.replica_tokens = {1024, 512};
+    PlanShape given = shape(of, 1023);
+    if (of.dp_size == 2) given.replica_tokens = {1023, 512};
     const std::vector<GroupGpu> gpus = group_of(emulated(16384), of.num_workers());
     const Prediction prediction = predicted(given, gpus);
     ASSERT_EQ(static_cast<int>(prediction.workers.size()), of.num_workers());
