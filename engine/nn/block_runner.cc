@@ -30,6 +30,10 @@ device::LowRank low_rank_of(const AdapterLinear& adapter, const device::WeightHa
   return low_rank;
 }
 
+bool in_stream(Slot slot) {
+  return slot == Slot::kInput || slot == Slot::kMiddle || slot == Slot::kOutput;
+}
+
 Matrix rows_of(const Matrix& matrix, int64_t row, int64_t num_rows) {
   return {matrix.data + row * matrix.stride, num_rows, matrix.cols, matrix.stride};
 }
@@ -43,15 +47,25 @@ struct BlockRunner::Pass {
   const LayerTensors& tensors;
   const StepView& step;
 
+  /// Of the residual stream this worker may hold a share of the tokens only.
+  int64_t rows(Slot slot) const {
+    return in_stream(slot) ? runner.setup_.shape.stream_tokens(step.num_tokens).size()
+                           : step.num_tokens;
+  }
   Matrix slot(Slot slot, int64_t rank = 0) const {
     float* data = tensors.at[at(slot)];
     GALLEY_CHECK(data != nullptr);
-    return runner.matrix(data, step.num_tokens, slot_width(runner.setup_.shape, slot, rank));
+    return runner.matrix(data, rows(slot), slot_width(runner.setup_.shape, slot, rank));
   }
   Matrix gradient(Slot slot) const {
     float* data = tensors.gradient[at(slot)];
     GALLEY_CHECK(data != nullptr);
-    return runner.matrix(data, step.num_tokens, slot_width(runner.setup_.shape, slot, 0));
+    return runner.matrix(data, rows(slot), slot_width(runner.setup_.shape, slot, 0));
+  }
+  /// Room for a sum over the workers: [T, h].
+  Matrix partial() const {
+    GALLEY_CHECK(tensors.partial != nullptr);
+    return runner.matrix(tensors.partial, step.num_tokens, runner.setup_.shape.hidden);
   }
   Matrix low_rank(Projection projection, const AdapterRange& range, int64_t rank) const {
     return rows_of(slot(low_rank_slot(projection), rank), range.row, range.num_rows);
@@ -61,7 +75,9 @@ struct BlockRunner::Pass {
   }
 };
 
-BlockRunner::BlockRunner(const Setup& setup) : setup_(setup) {
+BlockRunner::BlockRunner(const Setup& setup)
+    : setup_(setup), share_elements_(static_cast<size_t>(setup.shape.tp_size)) {
+  GALLEY_CHECK((setup.tensor == nullptr) == (setup.shape.tp_size == 1));
   const auto last_layer = static_cast<uint64_t>(setup.shape.first_layer + setup.shape.num_layers);
   for (uint64_t layer = 0; layer < last_layer; ++layer) {
     auto& streams = dropout_streams_.emplace_back();
@@ -73,6 +89,32 @@ BlockRunner::BlockRunner(const Setup& setup) : setup_(setup) {
 
 Matrix BlockRunner::matrix(float* data, int64_t rows, int64_t cols) const {
   return {data, rows, cols, model::row_stride(cols)};
+}
+
+std::span<const int64_t> BlockRunner::share_elements(const Matrix& rows) {
+  for (int rank = 0; rank < setup_.shape.tp_size; ++rank) {
+    const auto index = static_cast<size_t>(rank);
+    share_elements_[index] =
+        model::shard_range(rows.rows, setup_.shape.tp_size, rank).size() * rows.stride;
+  }
+  return share_elements_;
+}
+
+void BlockRunner::sum_rows(const Matrix& rows) {
+  if (setup_.tensor != nullptr) setup_.tensor->all_reduce(rows.data, rows.rows * rows.stride);
+}
+
+void BlockRunner::sum_own_rows(const Matrix& rows) {
+  setup_.tensor->reduce_scatter(rows.data, share_elements(rows));
+}
+
+void BlockRunner::gather_rows(const Matrix& rows) {
+  setup_.tensor->all_gather(rows.data, share_elements(rows));
+}
+
+Matrix BlockRunner::own_rows(const Matrix& rows) const {
+  const model::IndexRange own = setup_.shape.stream_tokens(rows.rows);
+  return rows_of(rows, own.begin, own.size());
 }
 
 void BlockRunner::forward(int layer, const LayerTensors& tensors, const StepView& step) {
@@ -96,9 +138,7 @@ void BlockRunner::backward(int layer, const model::BlockBackward& needs,
 void BlockRunner::run(const Pass& pass, const BlockOperation& operation) {
   switch (operation.op) {
     case BlockOp::kNorm:
-      setup_.ops->token->rmsnorm_forward(
-          pass.slot(operation.inputs[0]), norm_weight(pass.layer, operation), setup_.rms_eps,
-          pass.slot(operation.output), pass.tensors.at[at(operation.statistic)]);
+      run_norm(pass, operation);
       return;
     case BlockOp::kLinear:
       run_linear(pass, operation);
@@ -123,20 +163,58 @@ void BlockRunner::run(const Pass& pass, const BlockOperation& operation) {
   }
 }
 
+/// Sequence parallel: forward norms the own tokens and gathers all, backward sums and keeps the
+/// own.
+void BlockRunner::run_norm(const Pass& pass, const BlockOperation& operation) {
+  const Matrix all = pass.slot(operation.output);
+  setup_.ops->token->rmsnorm_forward(
+      pass.slot(operation.inputs[0]), norm_weight(pass.layer, operation), setup_.rms_eps,
+      divides_tokens() ? own_rows(all) : all, pass.tensors.at[at(operation.statistic)]);
+  if (divides_tokens()) gather_rows(all);
+}
+
+/// Where a linear's output goes and how. Column-parallel: forward has its outputs, backward a
+/// summand of its input's gradient. Row-parallel: forward has a summand of its output, to which
+/// one worker adds the residual stream; backward has its inputs' gradient.
+Matrix BlockRunner::begin_output(const Pass& pass, const BlockOperation& operation, Write* write) {
+  *write = Write::kSet;
+  if (!operation.has_residual) return pass.slot(operation.output);
+  if (divides_tokens()) return pass.partial();
+  const Matrix y = pass.slot(operation.output);
+  if (setup_.shape.tp_rank > 0) return y;
+  const Matrix residual = pass.slot(operation.residual);
+  if (residual.data != y.data) {
+    setup_.device->copy_on_device(
+        *setup_.stream, y.data, residual.data,
+        static_cast<size_t>(y.rows) * static_cast<size_t>(y.stride) * sizeof(float));
+  }
+  *write = Write::kAdd;
+  return y;
+}
+
+/// Makes the sum of the summands that begin_output() speaks of.
+void BlockRunner::end_output(const Pass& pass, const BlockOperation& operation, const Matrix& y) {
+  if (!operation.has_residual) return;
+  if (!divides_tokens()) {
+    sum_rows(y);
+    return;
+  }
+  sum_own_rows(y);
+  const Matrix output = pass.slot(operation.output);
+  const Matrix residual = pass.slot(operation.residual);
+  if (residual.data != output.data) {
+    setup_.device->copy_on_device(
+        *setup_.stream, output.data, residual.data,
+        static_cast<size_t>(output.rows) * static_cast<size_t>(output.stride) * sizeof(float));
+  }
+  setup_.ops->elementwise->add(own_rows(y), output);
+}
+
 void BlockRunner::run_linear(const Pass& pass, const BlockOperation& operation) {
   const ConstMatrix x = pass.slot(operation.inputs[0]);
-  const Matrix y = pass.slot(operation.output);
   const device::WeightHandle& weight = setup_.weights->projection(pass.layer, operation.projection);
   Write write = Write::kSet;
-  if (operation.has_residual) {
-    const Matrix residual = pass.slot(operation.residual);
-    if (residual.data != y.data) {
-      setup_.device->copy_on_device(
-          *setup_.stream, y.data, residual.data,
-          static_cast<size_t>(y.rows) * static_cast<size_t>(y.stride) * sizeof(float));
-    }
-    write = Write::kAdd;
-  }
+  const Matrix y = begin_output(pass, operation, &write);
   // One adapter for all rows rides along with the base product; several are added behind it.
   if (pass.step.adapters.size() == 1 && pass.step.adapters[0].num_rows == pass.step.num_tokens) {
     const AdapterRange& range = pass.step.adapters[0];
@@ -150,20 +228,23 @@ void BlockRunner::run_linear(const Pass& pass, const BlockOperation& operation) 
         low_rank.xa = pass.low_rank(operation.projection, range, adapter.rank);
       }
       setup_.ops->linear->forward(x, weight, &low_rank, y, write);
+      end_output(pass, operation, y);
       return;
     }
   }
   setup_.ops->linear->forward(x, weight, nullptr, y, write);
   for (const AdapterRange& range : pass.step.adapters) {
     const AdapterLinear& adapter = pass.adapter(range, operation.projection);
-    if (adapter.rank > 0) run_adapter(pass, range, adapter, operation);
+    if (adapter.rank > 0) run_adapter(pass, range, adapter, operation, y);
   }
+  end_output(pass, operation, y);
 }
 
 void BlockRunner::run_adapter(const Pass& pass, const AdapterRange& range,
-                              const AdapterLinear& adapter, const BlockOperation& operation) {
+                              const AdapterLinear& adapter, const BlockOperation& operation,
+                              const Matrix& output) {
   const Matrix xa = run_low_rank(pass, range, adapter, operation);
-  const Matrix y = rows_of(pass.slot(operation.output), range.row, range.num_rows);
+  const Matrix y = rows_of(output, range.row, range.num_rows);
   const ConstMatrix b(adapter.b, y.cols, adapter.rank, adapter.rank);
   setup_.ops->linear->matmul_nt(xa, b, adapter.scale, y, Write::kAdd);
 }
@@ -192,12 +273,18 @@ ConstMatrix BlockRunner::adapter_input(const Pass& pass, const AdapterRange& ran
   if (pass.step.dropout <= 0) return x;
   GALLEY_CHECK(pass.tensors.dropped != nullptr);
   const Matrix dropped = matrix(pass.tensors.dropped, x.rows, x.cols);
-  setup_.ops->token->dropout(
-      x,
-      {pass.step.dropout, setup_.dropout_seed, dropout_stream(pass.layer, operation.projection),
-       pass.step.row_ids + range.row},
-      dropped, Write::kSet);
+  setup_.ops->token->dropout(x, mask(pass, range, operation), dropped, Write::kSet);
   return dropped;
+}
+
+/// That of the whole input: a row-parallel worker has some of its columns.
+device::TokenOps::DropoutMask BlockRunner::mask(const Pass& pass, const AdapterRange& range,
+                                                const BlockOperation& operation) const {
+  return {.p = pass.step.dropout,
+          .seed = setup_.dropout_seed,
+          .stream = dropout_stream(pass.layer, operation.projection),
+          .row_ids = pass.step.row_ids + range.row,
+          .first_column = setup_.shape.columns_of(operation.projection).begin};
 }
 
 void BlockRunner::run_attention(const Pass& pass) {
@@ -241,12 +328,7 @@ void BlockRunner::backward_of(const Pass& pass, const BlockOperation& operation,
       return;
     }
     case BlockOp::kNorm:
-      // The residual stream's gradient is already there: the branch adds to it.
-      if (!input_needs) return;
-      setup_.ops->token->rmsnorm_backward(
-          pass.gradient(operation.output), pass.slot(operation.inputs[0]),
-          norm_weight(pass.layer, operation), pass.tensors.at[at(operation.statistic)],
-          pass.gradient(operation.inputs[0]), Write::kAdd);
+      if (input_needs) backward_norm(pass, operation);
       return;
     case BlockOp::kRotate:
       if (!input_needs) return;
@@ -273,6 +355,29 @@ void BlockRunner::backward_of(const Pass& pass, const BlockOperation& operation,
   }
 }
 
+/// The residual stream's gradient is already there: the branch adds to it. What the linears behind
+/// a norm have left on each worker are summands of its output's gradient.
+void BlockRunner::backward_norm(const Pass& pass, const BlockOperation& operation) {
+  const Matrix all = pass.gradient(operation.output);
+  divides_tokens() ? sum_own_rows(all) : sum_rows(all);
+  setup_.ops->token->rmsnorm_backward(
+      divides_tokens() ? own_rows(all) : all, pass.slot(operation.inputs[0]),
+      norm_weight(pass.layer, operation), pass.tensors.at[at(operation.statistic)],
+      pass.gradient(operation.inputs[0]), Write::kAdd);
+}
+
+/// Of all tokens, also where this worker holds the residual stream of some.
+Matrix BlockRunner::output_gradient(const Pass& pass, const BlockOperation& operation) {
+  const Matrix own = pass.gradient(operation.output);
+  if (!operation.has_residual || !divides_tokens()) return own;
+  const Matrix all = pass.partial();
+  setup_.device->copy_on_device(
+      *setup_.stream, own_rows(all).data, own.data,
+      static_cast<size_t>(own.rows) * static_cast<size_t>(own.stride) * sizeof(float));
+  gather_rows(all);
+  return all;
+}
+
 /// forward: y = x W^T + scale (x A^T) B^T; backward: dA, dB add, dx = dy W + (scale dy B) A.
 void BlockRunner::backward_linear(const Pass& pass, const BlockOperation& operation,
                                   bool input_needs, Write write) {
@@ -286,9 +391,11 @@ void BlockRunner::backward_linear(const Pass& pass, const BlockOperation& operat
   const bool on_the_way =
       adapter != nullptr && shares && input_needs &&
       pass.gradient(operation.inputs[0]).data != pass.slot(operation.inputs[0]).data;
+  if (adapter == nullptr && !input_needs) return;
+  const Matrix dy = output_gradient(pass, operation);
   if (adapter != nullptr && !on_the_way) {
-    backward_activation(pass, *range, *adapter, operation);
-    backward_adapter(pass, *range, *adapter, operation);
+    backward_activation(pass, *range, *adapter, dy);
+    backward_adapter(pass, *range, *adapter, operation, dy);
   }
   if (!input_needs) return;
   device::LowRank low_rank;
@@ -297,11 +404,10 @@ void BlockRunner::backward_linear(const Pass& pass, const BlockOperation& operat
     low_rank.xa = matrix(pass.tensors.d_low_rank, range->num_rows, adapter->rank);
     if (on_the_way) low_rank.activation = device::LowRank::Activation::kComputed;
   }
-  setup_.ops->linear->backward_input(pass.gradient(operation.output), weight,
-                                     low_rank.xa.rows > 0 ? &low_rank : nullptr,
+  setup_.ops->linear->backward_input(dy, weight, low_rank.xa.rows > 0 ? &low_rank : nullptr,
                                      pass.gradient(operation.inputs[0]), write);
   if (adapter == nullptr) return;
-  if (on_the_way) backward_adapter(pass, *range, *adapter, operation);
+  if (on_the_way) backward_adapter(pass, *range, *adapter, operation, dy);
   if (!shares) backward_dropped(pass, *range, *adapter, operation);
 }
 
@@ -317,9 +423,8 @@ const AdapterRange* BlockRunner::adapted_range(const Pass& pass, Projection proj
 
 /// dxa = scale dy B into d_low_rank.
 void BlockRunner::backward_activation(const Pass& pass, const AdapterRange& range,
-                                      const AdapterLinear& adapter,
-                                      const BlockOperation& operation) {
-  const Matrix dy = rows_of(pass.gradient(operation.output), range.row, range.num_rows);
+                                      const AdapterLinear& adapter, const Matrix& d_output) {
+  const Matrix dy = rows_of(d_output, range.row, range.num_rows);
   const ConstMatrix b(adapter.b, dy.cols, adapter.rank, adapter.rank);
   setup_.ops->linear->matmul_nn(dy, b, adapter.scale,
                                 matrix(pass.tensors.d_low_rank, range.num_rows, adapter.rank),
@@ -328,9 +433,10 @@ void BlockRunner::backward_activation(const Pass& pass, const AdapterRange& rang
 
 /// Adds dB = scale dy^T xa and dA = dxa^T x, with dxa in d_low_rank.
 void BlockRunner::backward_adapter(const Pass& pass, const AdapterRange& range,
-                                   const AdapterLinear& adapter, const BlockOperation& operation) {
+                                   const AdapterLinear& adapter, const BlockOperation& operation,
+                                   const Matrix& d_output) {
   device::LinearOps& linear = *setup_.ops->linear;
-  const Matrix dy = rows_of(pass.gradient(operation.output), range.row, range.num_rows);
+  const Matrix dy = rows_of(d_output, range.row, range.num_rows);
   const Matrix xa = pass.low_rank(operation.projection, range, adapter.rank);
   const Matrix dxa = matrix(pass.tensors.d_low_rank, range.num_rows, adapter.rank);
   const Matrix d_b{adapter.d_b, dy.cols, adapter.rank, adapter.rank};
@@ -349,11 +455,7 @@ void BlockRunner::backward_dropped(const Pass& pass, const AdapterRange& range,
   const Matrix dxa = matrix(pass.tensors.d_low_rank, range.num_rows, adapter.rank);
   const ConstMatrix a(adapter.a, adapter.rank, dx.cols, dx.cols);
   setup_.ops->linear->matmul_nn(dxa, a, 1.0f, share, Write::kSet);
-  setup_.ops->token->dropout(
-      share,
-      {pass.step.dropout, setup_.dropout_seed, dropout_stream(pass.layer, operation.projection),
-       pass.step.row_ids + range.row},
-      dx, Write::kAdd);
+  setup_.ops->token->dropout(share, mask(pass, range, operation), dx, Write::kAdd);
 }
 
 void BlockRunner::backward_attention(const Pass& pass) {
@@ -381,6 +483,8 @@ device::AttentionShape BlockRunner::attention_shape() const {
           .num_kv_heads = shape.num_kv_heads,
           .head_dim = shape.head_dim,
           .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim))),
+          .heads_per_kv = shape.heads_per_kv,
+          .first_in_group = shape.first_in_group(),
           .window = setup_.sliding_window,
           .operands = device::attention_operands(setup_.weights->dtype())};
 }

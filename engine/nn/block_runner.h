@@ -1,5 +1,6 @@
 // BlockRunner: runs the operations of a decoder block (model/block.h), forward and backward, for
-// all kinds of segments. One per network; owned by the worker's thread; allocates nothing.
+// all kinds of segments, on a whole block or on one tensor-parallel worker's slice of it. One per
+// network; owned by the worker's thread; allocates nothing.
 #pragma once
 
 #include <array>
@@ -7,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/device/communicator.h"
 #include "engine/device/ops.h"
 #include "engine/model/block.h"
 #include "engine/nn/network.h"
@@ -54,6 +56,7 @@ struct LayerTensors {
   float* dropped = nullptr;     // [T, widest adapted input]
   float* d_dropped = nullptr;   // the same
   float* d_low_rank = nullptr;  // [T, rank]
+  float* partial = nullptr;     // [T, h]; sequence parallelism only
   // Inference: keys and values of all sequences [cache_rows, kv_width]; else the step's own are
   // used.
   float* key_cache = nullptr;
@@ -74,6 +77,7 @@ class BlockRunner {
     const float* sin = nullptr;
     int64_t sliding_window = 0;  // of the model
     uint64_t dropout_seed = 0;
+    device::Communicator* tensor = nullptr;  // of the workers that share the block; null: alone
   };
   explicit BlockRunner(const Setup& setup);
 
@@ -87,12 +91,36 @@ class BlockRunner {
   /// A view of a planned activation: rows at the plan's stride.
   device::Matrix matrix(float* data, int64_t rows, int64_t cols) const;
 
+  // Between the workers that share the block; `rows` [T, h], all T of them. Alone: nothing.
+  /// Every worker's rows become the sums over all workers.
+  void sum_rows(const device::Matrix& rows);
+  /// With sequence parallelism: the rows that this worker holds become the sums over all workers,
+  /// the others are left undefined ...
+  void sum_own_rows(const device::Matrix& rows);
+  /// ... and the other workers' rows are filled in.
+  void gather_rows(const device::Matrix& rows);
+  /// Of T rows those whose residual stream this worker holds.
+  device::Matrix own_rows(const device::Matrix& rows) const;
+  bool divides_tokens() const {
+    return setup_.shape.sequence_parallel == model::SequenceParallel::kYes;
+  }
+
  private:
   struct Pass;
   void run(const Pass& pass, const model::BlockOperation& operation);
+  void run_norm(const Pass& pass, const model::BlockOperation& operation);
   void run_linear(const Pass& pass, const model::BlockOperation& operation);
+  device::Matrix begin_output(const Pass& pass, const model::BlockOperation& operation,
+                              device::Write* write);
+  void end_output(const Pass& pass, const model::BlockOperation& operation,
+                  const device::Matrix& y);
+  void backward_norm(const Pass& pass, const model::BlockOperation& operation);
+  device::Matrix output_gradient(const Pass& pass, const model::BlockOperation& operation);
+  device::TokenOps::DropoutMask mask(const Pass& pass, const AdapterRange& range,
+                                     const model::BlockOperation& operation) const;
+  std::span<const int64_t> share_elements(const device::Matrix& rows);
   void run_adapter(const Pass& pass, const AdapterRange& range, const AdapterLinear& adapter,
-                   const model::BlockOperation& operation);
+                   const model::BlockOperation& operation, const device::Matrix& output);
   device::Matrix run_low_rank(const Pass& pass, const AdapterRange& range,
                               const AdapterLinear& adapter, const model::BlockOperation& operation);
   void rerun_low_rank(const Pass& pass, const model::BlockOperation& operation);
@@ -106,9 +134,9 @@ class BlockRunner {
                        device::Write write);
   const AdapterRange* adapted_range(const Pass& pass, model::Projection projection) const;
   void backward_activation(const Pass& pass, const AdapterRange& range,
-                           const AdapterLinear& adapter, const model::BlockOperation& operation);
+                           const AdapterLinear& adapter, const device::Matrix& d_output);
   void backward_adapter(const Pass& pass, const AdapterRange& range, const AdapterLinear& adapter,
-                        const model::BlockOperation& operation);
+                        const model::BlockOperation& operation, const device::Matrix& d_output);
   void backward_attention(const Pass& pass);
   void backward_dropped(const Pass& pass, const AdapterRange& range, const AdapterLinear& adapter,
                         const model::BlockOperation& operation);
@@ -118,6 +146,7 @@ class BlockRunner {
 
   Setup setup_;
   std::vector<std::array<uint64_t, model::kNumProjections>> dropout_streams_;
+  std::vector<int64_t> share_elements_;  // by tensor-parallel rank, of the current sum
 };
 
 }  // namespace galley::nn

@@ -42,13 +42,17 @@ class HostInferenceNetwork : public InferenceNetwork {
                  .cos = acts_.find("rotary.cos"),
                  .sin = acts_.find("rotary.sin"),
                  .sliding_window = config.sliding_window}),
-        head_(&device, &stream, &ops, &weights, config.hidden, config.vocab_size,
-              static_cast<float>(config.rms_eps),
-              {.chunk_rows = limits.max_logit_rows,
-               .hidden = acts_.find("loss.hidden"),
-               .norm = acts_.find("loss.norm"),
-               .rstd = acts_.find("loss.rstd"),
-               .logits = acts_.find("loss.logits")}) {
+        head_({.device = &device,
+               .stream = &stream,
+               .ops = &ops,
+               .weights = &weights,
+               .shape = model::worker_shape(config, {}, {}),
+               .rms_eps = static_cast<float>(config.rms_eps),
+               .tensors = {.chunk_rows = limits.max_logit_rows,
+                           .hidden = acts_.find("loss.hidden"),
+                           .norm = acts_.find("loss.norm"),
+                           .rstd = acts_.find("loss.rstd"),
+                           .logits = acts_.find("loss.logits")}}) {
     fill_rotary(config);
     load_adapters(adapters);
     for (int layer = 0; layer < num_layers_; ++layer) bind_layer(layer);

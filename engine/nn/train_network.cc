@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "engine/core/error.h"
+#include "engine/model/pipeline.h"
 #include "engine/nn/arena.h"
 #include "engine/nn/block_runner.h"
 #include "engine/nn/head_runner.h"
@@ -24,96 +26,149 @@ class HostTrainNetwork : public TrainNetwork {
  public:
   HostTrainNetwork(device::HostDevice& device, device::Stream& stream, device::OpSet& ops,
                    const model::ModelConfig& config, const BaseWeights& weights,
-                   const model::MemorySettings& settings, double dropout, uint64_t dropout_seed)
+                   const model::MemorySettings& settings, double dropout, uint64_t dropout_seed,
+                   const GroupSetup& group)
       : device_(device),
         stream_(stream),
+        ops_(ops),
+        weights_(weights),
         settings_(settings),
         dropout_(static_cast<float>(dropout)),
-        num_layers_(static_cast<int>(config.num_layers)),
-        has_qk_norm_(config.qk_norm),
-        plan_(model::memory_plan(config, {}, {}, settings, device.traits())),
+        communicators_(group.communicators),
+        shape_(model::worker_shape(config, group.place)),
+        shards_(model::adapter_shards(config, settings.linears, group.place)),
+        first_adapted_(model::first_adapted_layer(settings.linears)),
+        num_slots_(model::pipeline_slots(group.place.layout.pp_size, group.place.position.pp_rank)),
+        plan_(model::memory_plan(config, group.place.layout, group.place.position, settings,
+                                 device.traits())),
         trainable_(device, plan_, ArenaKind::kTrainable, "adapter, gradients and moments"),
         acts_(device, plan_, ArenaKind::kActivations, "activations"),
-        runner_(runner_setup(ops, config, weights, dropout_seed)),
-        head_(&device, &stream, &ops, &weights, config.hidden, config.vocab_size,
-              static_cast<float>(config.rms_eps), head_tensors()) {
+        stream_tensor_(acts_.find("stream")),
+        d_stream_(acts_.find("d_stream")),
+        runner_(runner_setup(config, dropout_seed)) {
     GALLEY_CHECK(dropout >= 0 && dropout < 1 && (dropout == 0 || settings.dropout));
     GALLEY_CHECK(settings.weight_dtype == weights.dtype() &&
                  weights.bytes() == plan_.weights_bytes);
+    GALLEY_CHECK((communicators_.tensor != nullptr) == (shape_.tp_size > 1));
+    if (shape_.has_head) head_.emplace(head_setup(config));
     fill_rotary(config);
-    first_adapted_ = model::first_adapted_layer(settings.linears);
     bind_adapters();
-    for (int layer = 0; layer < num_layers_; ++layer) bind_layer(layer);
-    bind_residual_stream();
-    weights_ = &weights;
-    token_ops_ = ops.token.get();
-    hidden_ = config.hidden;
+    bind_layers();
     positions_.resize(static_cast<size_t>(settings.micro_batch_tokens));
     attention_.reserve(static_cast<size_t>(std::max<int64_t>(settings.micro_batch_rows, 1)));
     range_.table = &table_;
   }
 
+  const model::AdapterShards& shards() const override { return shards_; }
   float* parameters() override { return trainable_.find("parameters"); }
   float* gradients() override { return trainable_.find("gradients"); }
   float* first_moments() override { return trainable_.find("first_moments"); }
   float* second_moments() override { return trainable_.find("second_moments"); }
-  uint64_t num_trainable() const override { return model::num_trainable(settings_.linears); }
+  float* shared_gradients() override { return trainable_.find("shared_gradients"); }
+  uint64_t num_trainable() const override { return shards_.num_elements; }
 
   void zero_gradients() override {
     if (num_trainable() == 0) return;
     device_.fill_zero(stream_, gradients(), num_trainable() * sizeof(float));
   }
 
-  double forward_backward(const StepPlan& step, double gradient_scale) override {
-    if (step.targets.empty()) return 0;
-    const StepView view = upload(step, dropout_);
-    run_forward(view);
-    float* d_stream = first_adapted_ < 0 ? nullptr : d_stream_;
-    if (d_stream != nullptr) {
-      device_.fill_zero(stream_, d_stream, row_bytes() * static_cast<size_t>(view.num_tokens));
+  void reduce_gradients() override {
+    if (communicators_.tensor != nullptr) {
+      const auto replicated = static_cast<int64_t>(shards_.num_replicated);
+      if (replicated > 0) communicators_.tensor->all_reduce(gradients(), replicated);
+      if (shards_.num_shared > 0) sum_shared_rows();
     }
-    const double sum =
-        head_.loss(stream_tensor_, step.target_rows, step.targets, gradient_scale, d_stream);
-    if (d_stream == nullptr) return sum;
-    for (int layer = num_layers_ - 1; layer >= first_adapted_; --layer) {
-      const auto index = static_cast<size_t>(layer);
-      runner_.backward(layer, backward_[index], backward_tensors_[index], view);
+    if (communicators_.replicas != nullptr && num_trainable() > 0) {
+      communicators_.replicas->all_reduce(gradients(), static_cast<int64_t>(num_trainable()));
+    }
+  }
+
+  int num_slots() const override { return num_slots_; }
+  float* stage_input(int slot) override {
+    return slots_[static_cast<size_t>(slot)].forward.front().at[at(Slot::kInput)];
+  }
+  float* stage_output() override { return stream_tensor_; }
+  float* stage_gradient() override { return d_stream_; }
+  int64_t stage_elements(int64_t num_tokens) const override {
+    return shape_.stream_tokens(num_tokens).size() * model::row_stride(shape_.hidden);
+  }
+
+  void forward(int slot, const StepPlan& step) override {
+    if (step.targets.empty()) return;
+    run_forward(slots_[static_cast<size_t>(slot)], upload(step, dropout_));
+  }
+
+  double backward(int slot, const StepPlan& step, double gradient_scale) override {
+    if (step.targets.empty()) return 0;
+    // Another micro batch may have run since this one's forward.
+    if (num_slots_ > 1) upload(step, dropout_);
+    double sum = 0;
+    if (shape_.has_head) {
+      if (first_adapted_ >= 0) {
+        device_.fill_zero(stream_, d_stream_, stream_bytes(view_.num_tokens));
+      }
+      sum = head_->loss({stream_tensor_, shape_.stream_tokens(view_.num_tokens)}, step.target_rows,
+                        step.targets, gradient_scale, first_adapted_ < 0 ? nullptr : d_stream_);
+    }
+    if (first_adapted_ < 0) return sum;
+    const SlotTensors& tensors = slots_[static_cast<size_t>(slot)];
+    const int lowest = std::max(first_adapted_, first_layer());
+    for (int layer = end_layer() - 1; layer >= lowest; --layer) {
+      const auto index = static_cast<size_t>(layer - first_layer());
+      runner_.backward(layer, needs_[index], tensors.backward[index], view_);
     }
     return sum;
   }
 
   double loss_only(const StepPlan& step) override {
+    GALLEY_CHECK(shape_.has_embedding && shape_.has_head);
     if (step.targets.empty()) return 0;
-    run_forward(upload(step, 0.0f));
-    return head_.loss(stream_tensor_, step.target_rows, step.targets, 0, nullptr);
+    run_forward(slots_.front(), upload(step, 0.0f));
+    return head_->loss({stream_tensor_, shape_.stream_tokens(view_.num_tokens)}, step.target_rows,
+                       step.targets, 0, nullptr);
   }
 
  private:
-  BlockRunner::Setup runner_setup(device::OpSet& ops, const model::ModelConfig& config,
-                                  const BaseWeights& weights, uint64_t dropout_seed) {
+  /// Where the tensors of this stage's layers lie for one slot.
+  struct SlotTensors {
+    std::vector<LayerTensors> forward, backward;
+  };
+
+  int first_layer() const { return static_cast<int>(shape_.first_layer); }
+  int end_layer() const { return static_cast<int>(shape_.first_layer + shape_.num_layers); }
+
+  BlockRunner::Setup runner_setup(const model::ModelConfig& config, uint64_t dropout_seed) {
     return {.device = &device_,
             .stream = &stream_,
-            .ops = &ops,
-            .weights = &weights,
-            .shape = model::worker_shape(config, {}, {}),
+            .ops = &ops_,
+            .weights = &weights_,
+            .shape = shape_,
             .rms_eps = static_cast<float>(config.rms_eps),
             .cos = acts_.find("rotary.cos"),
             .sin = acts_.find("rotary.sin"),
             .sliding_window = config.sliding_window,
-            .dropout_seed = dropout_seed};
+            .dropout_seed = dropout_seed,
+            .tensor = communicators_.tensor};
   }
 
-  HeadTensors head_tensors() {
-    stream_tensor_ = acts_.find("stream");
-    d_stream_ = acts_.find("d_stream");
-    return {.chunk_rows = plan_.logits_chunk_rows,
-            .hidden = acts_.find("loss.hidden"),
-            .norm = acts_.find("loss.norm"),
-            .rstd = acts_.find("loss.rstd"),
-            .logits = acts_.find("loss.logits"),
-            .targets = acts_.find<int32_t>("loss.targets"),
-            .values = acts_.find<double>("loss.values"),
-            .d_norm = acts_.find("loss.d_norm")};
+  HeadRunner::Setup head_setup(const model::ModelConfig& config) {
+    return {.device = &device_,
+            .stream = &stream_,
+            .ops = &ops_,
+            .weights = &weights_,
+            .shape = shape_,
+            .rms_eps = static_cast<float>(config.rms_eps),
+            .tensors = {.chunk_rows = plan_.logits_chunk_rows,
+                        .hidden = acts_.find("loss.hidden"),
+                        .norm = acts_.find("loss.norm"),
+                        .rstd = acts_.find("loss.rstd"),
+                        .logits = acts_.find("loss.logits"),
+                        .targets = acts_.find<int32_t>("loss.targets"),
+                        .values = acts_.find<double>("loss.values"),
+                        .d_norm = acts_.find("loss.d_norm"),
+                        .parts = acts_.find<double>("loss.parts"),
+                        .log_sum_exp = acts_.find<double>("loss.log_sum_exp")},
+            .tensor = communicators_.tensor};
   }
 
   void fill_rotary(const model::ModelConfig& config) {
@@ -126,33 +181,49 @@ class HostTrainNetwork : public TrainNetwork {
   }
 
   void bind_adapters() {
-    table_.resize(static_cast<size_t>(num_layers_));
-    const auto tensors = model::trainable_tensors(settings_.linears);
-    GALLEY_CHECK(tensors.size() == 2 * settings_.linears.size());
-    for (size_t i = 0; i < settings_.linears.size(); ++i) {
-      const model::AdaptedLinear& linear = settings_.linears[i];
+    table_.resize(static_cast<size_t>(end_layer()));
+    GALLEY_CHECK(shards_.tensors.size() == 2 * shards_.linears.size());
+    for (size_t i = 0; i < shards_.linears.size(); ++i) {
+      const model::AdaptedLinear& linear = shards_.linears[i];
       AdapterLinear& place =
           table_[static_cast<size_t>(linear.layer)][static_cast<size_t>(linear.projection)];
+      const uint64_t a = shards_.tensors[2 * i].offset, b = shards_.tensors[2 * i + 1].offset;
       place.rank = linear.rank;
       place.scale = static_cast<float>(linear.scaling);
-      place.a = parameters() + tensors[2 * i].offset;
-      place.b = parameters() + tensors[2 * i + 1].offset;
-      place.d_a = gradients() + tensors[2 * i].offset;
-      place.d_b = gradients() + tensors[2 * i + 1].offset;
+      place.a = parameters() + a;
+      place.b = parameters() + b;
+      place.d_a = gradients() + a;
+      place.d_b = gradients() + b;
     }
   }
 
-  void bind_layer(int layer) {
-    const model::LayerRanks ranks = model::layer_ranks(settings_.linears, layer);
-    const bool below = first_adapted_ >= 0 && first_adapted_ < layer;
-    const model::BlockBackward back =
-        model::block_backward({.qk_norm = has_qk_norm_}, ranks, below, settings_.recompute_blocks);
+  void bind_layers() {
+    for (int layer = first_layer(); layer < end_layer(); ++layer) {
+      const bool below = first_adapted_ >= 0 && first_adapted_ < layer;
+      needs_.push_back(model::block_backward({.qk_norm = shape_.qk_norm},
+                                             model::layer_ranks(settings_.linears, layer), below,
+                                             settings_.recompute_blocks));
+    }
+    for (int slot = 0; slot < num_slots_; ++slot) {
+      SlotTensors& tensors = slots_.emplace_back();
+      for (int layer = first_layer(); layer < end_layer(); ++layer) {
+        bind_layer(slot, layer, &tensors);
+      }
+      bind_residual_stream(&tensors);
+    }
+  }
+
+  void bind_layer(int slot_number, int layer, SlotTensors* tensors) {
+    const model::BlockBackward& back = needs_[static_cast<size_t>(layer - first_layer())];
+    const std::string prefix =
+        (slot_number == 0 ? std::string() : "slot" + std::to_string(slot_number) + ".") + "acts." +
+        std::to_string(layer) + ".";
     LayerTensors forward, backward;
     for (int i = 0; i < model::kNumSlots; ++i) {
       const auto slot = static_cast<Slot>(i);
       const std::string name(model::slot_name(slot));
       const Keep keep = back.keep[at(slot)];
-      float* kept = acts_.find("acts." + std::to_string(layer) + "." + name);
+      float* kept = acts_.find(prefix + name);
       const bool low_rank = slot >= Slot::kLowRank;
       float* scratch = acts_.find(low_rank ? "forward.low_rank" : "forward." + name);
       forward.at[at(slot)] =
@@ -160,10 +231,10 @@ class HostTrainNetwork : public TrainNetwork {
       backward.at[at(slot)] = keep == Keep::kKeep ? kept : acts_.find("backward." + name);
     }
     forward.dropped = acts_.find("forward.dropped");
+    forward.partial = acts_.find("forward.partial");
     bind_gradients(&backward);
-    forward_tensors_.push_back(forward);
-    backward_tensors_.push_back(backward);
-    backward_.push_back(back);
+    tensors->forward.push_back(forward);
+    tensors->backward.push_back(backward);
   }
 
   void bind_gradients(LayerTensors* tensors) {
@@ -183,22 +254,24 @@ class HostTrainNetwork : public TrainNetwork {
     tensors->dropped = acts_.find("backward.dropped");
     tensors->d_dropped = acts_.find("backward.d_dropped");
     tensors->d_low_rank = acts_.find("backward.d_low_rank");
+    tensors->partial = acts_.find("backward.partial");
   }
 
-  /// A block's output is the next block's input, the last one's the stream that the head reads.
-  void bind_residual_stream() {
-    for (size_t layer = 0; layer < forward_tensors_.size(); ++layer) {
-      const bool last = layer + 1 == forward_tensors_.size();
-      forward_tensors_[layer].at[at(Slot::kOutput)] =
-          last ? stream_tensor_ : forward_tensors_[layer + 1].at[at(Slot::kInput)];
+  /// A block's output is the next block's input, the last one's the stream that the head or the
+  /// next stage takes.
+  void bind_residual_stream(SlotTensors* tensors) {
+    std::vector<LayerTensors>& layers = tensors->forward;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const bool last = i + 1 == layers.size();
+      layers[i].at[at(Slot::kOutput)] = last ? stream_tensor_ : layers[i + 1].at[at(Slot::kInput)];
     }
   }
 
-  size_t row_bytes() const {
-    return static_cast<size_t>(model::row_stride(hidden_)) * sizeof(float);
+  size_t stream_bytes(int64_t num_tokens) const {
+    return static_cast<size_t>(stage_elements(num_tokens)) * sizeof(float);
   }
 
-  StepView upload(const StepPlan& step, float dropout) {
+  const StepView& upload(const StepPlan& step, float dropout) {
     const auto tokens = static_cast<int64_t>(step.ids.size());
     GALLEY_CHECK(tokens > 0 && tokens <= settings_.micro_batch_tokens);
     attention_.clear();
@@ -217,54 +290,89 @@ class HostTrainNetwork : public TrainNetwork {
     GALLEY_CHECK(next_row == tokens);
     for (const int32_t row : step.target_rows) GALLEY_CHECK(row >= 0 && row < tokens);
     const auto bytes = static_cast<size_t>(tokens) * sizeof(int32_t);
-    device_.copy_to_device(stream_, acts_.find("ids"), step.ids.data(), bytes);
+    if (shape_.has_embedding) {
+      device_.copy_to_device(stream_, acts_.find("ids"), step.ids.data(), bytes);
+    }
     device_.copy_to_device(stream_, acts_.find("positions"), positions_.data(), bytes);
     if (dropout > 0) {
       GALLEY_CHECK(step.row_ids.size() == step.ids.size());
       device_.copy_to_device(stream_, acts_.find("row_ids"), step.row_ids.data(), 2 * bytes);
     }
     range_.num_rows = tokens;
-    StepView view;
-    view.num_tokens = tokens;
-    view.positions = acts_.find<int32_t>("positions");
-    view.row_ids = acts_.find<uint64_t>("row_ids");
-    view.dropout = dropout;
-    view.attention = attention_;
-    if (first_adapted_ >= 0) view.adapters = {&range_, 1};
-    return view;
+    view_ = {};
+    view_.num_tokens = tokens;
+    view_.positions = acts_.find<int32_t>("positions");
+    view_.row_ids = acts_.find<uint64_t>("row_ids");
+    view_.dropout = dropout;
+    view_.attention = attention_;
+    if (first_adapted_ >= 0) view_.adapters = {&range_, 1};
+    return view_;
   }
 
-  void run_forward(const StepView& view) {
-    float* input = forward_tensors_[0].at[at(Slot::kInput)];
-    token_ops_->gather_rows(weights_->embedding(), acts_.find<int32_t>("ids"), 0,
-                            runner_.matrix(input, view.num_tokens, hidden_));
-    for (int layer = 0; layer < num_layers_; ++layer) {
-      runner_.forward(layer, forward_tensors_[static_cast<size_t>(layer)], view);
+  void run_forward(const SlotTensors& tensors, const StepView& view) {
+    if (shape_.has_embedding) embed(tensors, view);
+    for (int layer = first_layer(); layer < end_layer(); ++layer) {
+      runner_.forward(layer, tensors.forward[static_cast<size_t>(layer - first_layer())], view);
+    }
+  }
+
+  /// Divided vocabulary: forward sums what each worker finds in its rows of the table.
+  void embed(const SlotTensors& tensors, const StepView& view) {
+    const LayerTensors& first = tensors.forward.front();
+    float* input = first.at[at(Slot::kInput)];
+    const device::Matrix all = runner_.matrix(runner_.divides_tokens() ? first.partial : input,
+                                              view.num_tokens, shape_.hidden);
+    ops_.token->gather_rows(weights_.embedding(), acts_.find<int32_t>("ids"),
+                            static_cast<int32_t>(shape_.first_token), all);
+    if (!runner_.divides_tokens()) {
+      runner_.sum_rows(all);
+      return;
+    }
+    runner_.sum_own_rows(all);
+    device_.copy_on_device(stream_, input, runner_.own_rows(all).data,
+                           stream_bytes(view.num_tokens));
+  }
+
+  /// Rows of B of key and value heads that live on several workers.
+  void sum_shared_rows() {
+    float* const sums = shared_gradients();
+    const auto copy = [&](float* to, const float* from, uint64_t count) {
+      device_.copy_on_device(stream_, to, from, count * sizeof(float));
+    };
+    device_.fill_zero(stream_, sums, shards_.num_shared * sizeof(float));
+    for (const model::SharedRun& run : shards_.shared) {
+      copy(sums + run.shared_offset, gradients() + run.offset, run.count);
+    }
+    communicators_.tensor->all_reduce(sums, static_cast<int64_t>(shards_.num_shared));
+    for (const model::SharedRun& run : shards_.shared) {
+      copy(gradients() + run.offset, sums + run.shared_offset, run.count);
     }
   }
 
   device::HostDevice& device_;
   device::Stream& stream_;
+  device::OpSet& ops_;
+  const BaseWeights& weights_;
   const model::MemorySettings settings_;
   const float dropout_;
-  const int num_layers_;
-  const bool has_qk_norm_;
+  const device::WorkerCommunicators communicators_;
+  const model::WorkerShape shape_;
+  const model::AdapterShards shards_;
+  const int first_adapted_;  // layer of the whole model
+  const int num_slots_;
   const model::MemoryPlan plan_;
   Arena trainable_, acts_;
-  float* stream_tensor_ = nullptr;
-  float* d_stream_ = nullptr;
+  float* const stream_tensor_;
+  float* const d_stream_;
   BlockRunner runner_;
-  HeadRunner head_;
-  const BaseWeights* weights_ = nullptr;
-  device::TokenOps* token_ops_ = nullptr;
-  int64_t hidden_ = 0;
-  int first_adapted_ = -1;
-  AdapterTable table_;
+  std::optional<HeadRunner> head_;  // of the last stage
+  AdapterTable table_;              // by layer of the whole model
   AdapterRange range_;
-  std::vector<LayerTensors> forward_tensors_, backward_tensors_;
-  std::vector<model::BlockBackward> backward_;
+  std::vector<SlotTensors> slots_;
+  std::vector<model::BlockBackward> needs_;       // by layer of this stage
   std::vector<int32_t> positions_;                // host
-  std::vector<device::AttentionItem> attention_;  // of the current step
+  std::vector<device::AttentionItem> attention_;  // of the current micro batch
+  StepView view_;                                 // of the current micro batch
 };
 
 }  // namespace
@@ -274,9 +382,10 @@ std::unique_ptr<TrainNetwork> TrainNetwork::create(device::HostDevice& device,
                                                    const model::ModelConfig& config,
                                                    const BaseWeights& weights,
                                                    const model::MemorySettings& settings,
-                                                   double dropout, uint64_t dropout_seed) {
+                                                   double dropout, uint64_t dropout_seed,
+                                                   const GroupSetup& group) {
   return std::make_unique<HostTrainNetwork>(device, stream, ops, config, weights, settings, dropout,
-                                            dropout_seed);
+                                            dropout_seed, group);
 }
 
 }  // namespace galley::nn
