@@ -3,10 +3,34 @@
 #include "trainer/run_job.h"
 
 namespace galley::trainer {
+namespace {
+
+Json to_json(const GroupMeeting& meeting) {
+  Json nodes = Json::array();
+  for (const int node : meeting.nodes) nodes.push(node);
+  return Json::object()
+      .set("token", meeting.token)
+      .set("nodes", std::move(nodes))
+      .set("ring_bytes", meeting.ring_bytes);
+}
+
+GroupMeeting meeting_from_json(const Json& json) {
+  GroupMeeting meeting;
+  meeting.token = json.at("token").as_string();
+  for (const Json& node : json.at("nodes").as_array()) {
+    meeting.nodes.push_back(static_cast<int>(node.as_int()));
+  }
+  meeting.ring_bytes = static_cast<uint64_t>(json.at("ring_bytes").as_int());
+  return meeting;
+}
+
+}  // namespace
 
 Json to_json(const TrainAssignment& assignment) {
   Json cpus = Json::array();
   for (const int cpu : assignment.cpus) cpus.push(cpu);
+  Json shares = Json::array();
+  for (const double share : assignment.replica_shares) shares.push(share);
   Json json = Json::object();
   json.set("spec", model::to_json(assignment.spec))
       .set("job_directory", assignment.job_directory)
@@ -21,7 +45,12 @@ Json to_json(const TrainAssignment& assignment) {
       .set("cpus", std::move(cpus))
       .set("checkpoint_every_s", assignment.checkpoint_every_s)
       .set("keep_checkpoints", assignment.keep_checkpoints)
-      .set("planned_bytes", assignment.planned_bytes);
+      .set("planned_bytes", assignment.planned_bytes)
+      .set("layout", model::to_json(assignment.layout))
+      .set("group_rank", assignment.group_rank)
+      .set("meeting", to_json(assignment.meeting))
+      .set("replica_shares", std::move(shares))
+      .set("slowdown", assignment.slowdown);
   return json;
 }
 
@@ -45,6 +74,13 @@ TrainAssignment train_assignment_from_json(const Json& json) {
   assignment.checkpoint_every_s = json.at("checkpoint_every_s").as_double();
   assignment.keep_checkpoints = static_cast<int>(json.at("keep_checkpoints").as_int());
   assignment.planned_bytes = static_cast<uint64_t>(json.at("planned_bytes").as_int());
+  assignment.layout = model::layout_from_json(json.at("layout"));
+  assignment.group_rank = static_cast<int>(json.at("group_rank").as_int());
+  assignment.meeting = meeting_from_json(json.at("meeting"));
+  for (const Json& share : json.at("replica_shares").as_array()) {
+    assignment.replica_shares.push_back(share.as_double());
+  }
+  assignment.slowdown = json.at("slowdown").as_double();
   return assignment;
 }
 

@@ -234,6 +234,7 @@ Json to_json(const CheckpointRecord& record) {
       .set("processor", record.processor)
       .set("threads", record.threads)
       .set("micro_batch_tokens", record.micro_batch_tokens)
+      .set("layout", model::to_json(record.layout))
       .set("weight_dtype", record.weight_dtype)
       .set("last_loss", record.loss)
       .set("last_gradient_norm", record.gradient_norm)
@@ -259,6 +260,7 @@ CheckpointRecord checkpoint_record_from_json(const Json& json) {
   record.processor = json.at("processor").as_string();
   record.threads = static_cast<int>(json.at("threads").as_int());
   record.micro_batch_tokens = json.at("micro_batch_tokens").as_int();
+  if (const Json* layout = json.find("layout")) record.layout = model::layout_from_json(*layout);
   record.weight_dtype = json.at("weight_dtype").as_string();
   record.loss = json.at("last_loss").as_double();
   record.gradient_norm = json.at("last_gradient_norm").as_double();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/core/json.h"
+#include "engine/model/layout.h"
 #include "engine/model/lora.h"
 #include "engine/model/train_spec.h"
 #include "trainer/data_order.h"
@@ -35,6 +36,7 @@ struct CheckpointRecord {
   Json kernels_measured = Json::array();  // figures behind the choice; see trainer/kernels.h
   int threads = 0;
   int64_t micro_batch_tokens = 0;
+  model::ParallelLayout layout;  // of the group that wrote it; any other may continue
   std::string weight_dtype;
   // Of the last step done, for people.
   double loss = 0, gradient_norm = 0, learning_rate = 0;

@@ -141,13 +141,13 @@ MicroBatcher::MicroBatcher(const text::TokenFile& tokens, int64_t token_budget, 
   }
 }
 
-std::span<const MicroBatch> MicroBatcher::cut(std::span<const uint32_t> rows,
+std::span<const MicroBatch> MicroBatcher::cut(std::span<const BatchRow> rows,
                                               const DataPosition& position) {
   lengths_.clear();
-  for (const uint32_t row : rows) {
-    lengths_.push_back(tokens_.row_length(row));
+  for (const BatchRow& row : rows) {
+    lengths_.push_back(tokens_.row_length(row.row));
     if (static_cast<int64_t>(lengths_.back()) > token_budget_) {
-      throw Error(Reason::kInternal, cat("row ", row, " has ", lengths_.back(),
+      throw Error(Reason::kInternal, cat("row ", row.row, " has ", lengths_.back(),
                                          " tokens, the plan's micro batches hold ", token_budget_));
     }
   }
@@ -157,10 +157,10 @@ std::span<const MicroBatch> MicroBatcher::cut(std::span<const uint32_t> rows,
     MicroBatch& batch = batches_[pack];
     clear(&batch);
     for (const uint32_t i : packer_.rows(pack)) {
-      const uint64_t place = static_cast<uint64_t>(position.index) + i;
+      const uint64_t place = static_cast<uint64_t>(position.index) + rows[i].place;
       const uint64_t identity =
           random_stream("token_identity", {static_cast<uint64_t>(position.epoch), place});
-      add_row(tokens_.row(rows[i]), identity, &batch);
+      add_row(tokens_.row(rows[i].row), identity, &batch);
     }
   }
   return std::span(batches_).first(packer_.num_packs());
@@ -169,7 +169,9 @@ std::span<const MicroBatch> MicroBatcher::cut(std::span<const uint32_t> rows,
 std::vector<MicroBatch> micro_batches(const text::TokenFile& tokens, std::span<const uint32_t> rows,
                                       const DataPosition& position, int64_t token_budget) {
   MicroBatcher batcher(tokens, token_budget, static_cast<int64_t>(rows.size()));
-  const std::span<const MicroBatch> batches = batcher.cut(rows, position);
+  std::vector<BatchRow> placed;
+  for (const uint32_t row : rows) placed.push_back({row, static_cast<uint32_t>(placed.size())});
+  const std::span<const MicroBatch> batches = batcher.cut(placed, position);
   return {batches.begin(), batches.end()};
 }
 

@@ -12,6 +12,7 @@
 #include "engine/nn/network.h"
 #include "engine/text/packing.h"
 #include "engine/text/token_file.h"
+#include "trainer/batch_split.h"
 
 namespace galley::trainer {
 
@@ -70,10 +71,10 @@ struct MicroBatch {
 class MicroBatcher {
  public:
   MicroBatcher(const text::TokenFile& tokens, int64_t token_budget, int64_t max_rows);
-  /// Valid until the next call. Error(kInternal) for a row beyond the budget: the planner must not
-  /// choose such a budget. Token identities for dropout are functions of (epoch, place in the
-  /// epoch, token).
-  std::span<const MicroBatch> cut(std::span<const uint32_t> rows, const DataPosition& position);
+  /// `rows` of the global batch that begins at `position`: all, or those of a replica. Valid until
+  /// the next call. Error(kInternal) for a row beyond the budget: the planner must not choose such
+  /// a budget. Token identities for dropout are functions of (epoch, place in the epoch, token).
+  std::span<const MicroBatch> cut(std::span<const BatchRow> rows, const DataPosition& position);
 
  private:
   const text::TokenFile& tokens_;
@@ -83,7 +84,7 @@ class MicroBatcher {
   std::vector<MicroBatch> batches_;  // those beyond a step's number keep their storage
 };
 
-/// MicroBatcher::cut() for one batch.
+/// MicroBatcher::cut() for all rows of one batch.
 std::vector<MicroBatch> micro_batches(const text::TokenFile& tokens, std::span<const uint32_t> rows,
                                       const DataPosition& position, int64_t token_budget);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "engine/core/error.h"
 #include "engine/core/file.h"
@@ -178,6 +179,42 @@ KernelDecision decide_kernels(const std::string& job_directory, const KernelRequ
     decision = measure(job_directory, request, earlier);
   }
   decision.text = given_up + decision.text;
+  return decision;
+}
+
+KernelDecision agree_on_kernels(const std::string& job_directory, const KernelRequest& request,
+                                const WorkerGroup& group) {
+  std::vector<std::string> own;
+  for (const KernelSet kernels : device::usable_kernel_sets()) {
+    own.push_back(device::kernel_set_name(kernels));
+  }
+  std::set<std::string> common(own.begin(), own.end());
+  for (const std::string& names : group.from_all(join(own, " "))) {
+    const std::vector<std::string> theirs = split(names, ' ');
+    std::erase_if(common, [&](const std::string& name) {
+      return std::find(theirs.begin(), theirs.end(), name) == theirs.end();
+    });
+  }
+  KernelDecision decision;
+  if (group.leads()) {
+    decision = decide_kernels(job_directory, request);
+    if (!common.contains(device::kernel_set_name(decision.kernels))) {
+      const std::string wanted = device::kernel_set_name(decision.kernels);
+      if (!request.pin.empty()) {
+        throw Error(Reason::kBadConfig,
+                    cat("plan.kernels = \"", request.pin,
+                        "\": a processor of this job's group cannot run them; all have ",
+                        join({common.begin(), common.end()}, ", ")));
+      }
+      for (const KernelSet kernels : device::kernel_candidates(rounding(request))) {
+        if (common.contains(device::kernel_set_name(kernels))) decision.kernels = kernels;
+      }
+      decision.text =
+          text_of(decision.kernels, cat("a processor of the group cannot run ", wanted));
+    }
+  }
+  const std::string name = group.from_leader(device::kernel_set_name(decision.kernels));
+  decision.kernels = device::kernel_set_from_name(name);
   return decision;
 }
 

@@ -10,6 +10,7 @@
 #include "engine/core/json.h"
 #include "engine/device/host/kernel_choice.h"
 #include "engine/model/model_config.h"
+#include "trainer/worker_group.h"
 
 namespace galley::trainer {
 
@@ -40,5 +41,10 @@ device::KernelWork training_work(const model::ModelConfig& config, DType weight_
 /// forbids. Kernels of a checkpoint that cannot run here, or that may not round here, are given up
 /// and the text says so.
 KernelDecision decide_kernels(const std::string& job_directory, const KernelRequest& request);
+
+/// For all workers of a group, which call it together: the leader decides among the sets that every
+/// processor of the group has, so that all compute with the same one.
+KernelDecision agree_on_kernels(const std::string& job_directory, const KernelRequest& request,
+                                const WorkerGroup& group);
 
 }  // namespace galley::trainer

@@ -34,6 +34,11 @@ Json result_keys(const model::TrainSpec& spec) {
   copy.threads = plain.threads;
   copy.kernels = plain.kernels;
   copy.recompute = plain.recompute;
+  copy.tp = plain.tp;
+  copy.pp = plain.pp;
+  copy.dp = plain.dp;
+  copy.stage_layers = plain.stage_layers;
+  copy.sequence_parallel = plain.sequence_parallel;
   return model::to_json(copy);
 }
 
@@ -74,6 +79,7 @@ std::string bits_note(const CheckpointRecord& saved, const CheckpointRecord& now
   compare("threads", saved.threads, now.threads);
   compare("micro batch tokens", saved.micro_batch_tokens, now.micro_batch_tokens);
   compare("weights", saved.weight_dtype, now.weight_dtype);
+  compare("layout", to_text(saved.layout), to_text(now.layout));
   if (differences.empty()) compare("processor", saved.processor, now.processor);
   if (differences.empty()) return "";
   return cat("the last bits may differ from those of an uninterrupted run: ",

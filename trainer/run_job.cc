@@ -11,14 +11,17 @@
 #include "engine/model/weights.h"
 #include "engine/nn/network.h"
 #include "engine/text/token_file.h"
+#include "trainer/batch_split.h"
 #include "trainer/checkpoint.h"
 #include "trainer/data_order.h"
 #include "trainer/finished.h"
 #include "trainer/kernels.h"
 #include "trainer/metrics.h"
+#include "trainer/pipeline_run.h"
 #include "trainer/resume.h"
 #include "trainer/schedule.h"
 #include "trainer/train_step.h"
+#include "trainer/worker_group.h"
 
 namespace galley::trainer {
 namespace {
@@ -46,20 +49,24 @@ std::vector<SourceRows> source_rows(const text::TokenFile& tokens, const model::
 /// One run of a job in this worker.
 class Session {
  public:
-  Session(const TrainAssignment& assignment, JobEvents& events)
+  Session(const TrainAssignment& assignment, JobEvents& events, GroupTransport* transport)
       : assignment_(assignment),
         spec_(assignment.spec),
         events_(events),
+        group_(assignment.layout, assignment.group_rank, transport),
         config_(model::read_model_config(spec_.model)),
         weights_(open_weights()),
         tokens_(text::TokenFile::open(assignment.token_file)),
         linears_(model::adapted_linears(config_, spec_.lora)),
         order_(source_rows(tokens_, spec_), spec_.global_batch, spec_.seed),
-        batcher_(tokens_, assignment.micro_batch_tokens,
-                 std::min(spec_.global_batch, order_.samples_per_epoch())),
+        split_(assignment.layout.dp_size, assignment.replica_shares, most_rows()),
+        batcher_(tokens_, assignment.micro_batch_tokens, most_rows()),
         schedule_(schedule_of(spec_, order_.total_steps(spec_.epochs, spec_.max_steps))) {
-    make_directories(assignment.job_directory);
-    sweep_temporaries(assignment.job_directory);
+    if (group_.leads()) {
+      make_directories(assignment.job_directory);
+      sweep_temporaries(assignment.job_directory);
+    }
+    lengths_.reserve(static_cast<size_t>(most_rows()));
     if (tokens_.summary().highest_id >= config_.vocab_size) {
       throw Error(
           Reason::kBadData,
@@ -70,12 +77,8 @@ class Session {
 
   JobResult run() {
     describe_inputs();
-    if (std::optional<JobResult> done =
-            read_finished(assignment_.job_directory, record_, config_)) {
-      events_.started(done->last.step, done->last.total_steps, "already finished");
-      return *done;
-    }
-    if (!assignment_.precision_note.empty()) events_.warn(assignment_.precision_note);
+    if (const std::optional<JobResult> done = finished_before()) return *done;
+    if (!assignment_.precision_note.empty()) warn(assignment_.precision_note);
     find_checkpoint();
     open_device();
     load();
@@ -87,8 +90,24 @@ class Session {
   model::ModelWeights open_weights() {
     std::vector<std::string> warnings;
     model::ModelWeights weights = model::ModelWeights::open(spec_.model, config_, &warnings);
-    for (const std::string& warning : warnings) events_.warn(warning);
+    for (const std::string& warning : warnings) warn(warning);
     return weights;
+  }
+
+  int64_t most_rows() const { return std::min(spec_.global_batch, order_.samples_per_epoch()); }
+
+  /// Of a group one worker says what all would say.
+  void warn(const std::string& text) {
+    if (group_.leads()) events_.warn(text);
+  }
+
+  /// The leader looks, and all know: nobody waits for one that has returned.
+  std::optional<JobResult> finished_before() {
+    std::optional<JobResult> done;
+    if (group_.leads()) done = read_finished(assignment_.job_directory, record_, config_);
+    if (done) events_.started(done->last.step, done->last.total_steps, "already finished");
+    if (group_.from_leader(done ? "finished" : "") != "finished") return std::nullopt;
+    return done ? done : JobResult{};
   }
 
   /// What a checkpoint of this run says, as far as it is known before the device is open.
@@ -104,24 +123,37 @@ class Session {
     record_.threads = assignment_.threads;
     record_.micro_batch_tokens = assignment_.micro_batch_tokens;
     record_.weight_dtype = dtype_name(assignment_.weight_dtype);
+    record_.layout = assignment_.layout;
   }
 
   void find_checkpoint() {
-    checkpoint_ = newest_checkpoint(assignment_.job_directory, &notes_, PutAside::kYes);
-    if (!checkpoint_) return;
+    if (group_.leads()) {
+      checkpoint_ = newest_checkpoint(assignment_.job_directory, &notes_, PutAside::kYes);
+    }
+    const std::string chosen =
+        group_.from_leader(checkpoint_ ? cat(checkpoint_->step, " ", checkpoint_->path) : "");
+    if (chosen.empty()) return;
+    const size_t space = chosen.find(' ');
+    checkpoint_ = {.path = chosen.substr(space + 1),
+                   .step = parse_int(chosen.substr(0, space)).value_or(0)};
     const CheckpointRecord saved = read_checkpoint_record(checkpoint_->path);
     require_same_job(saved, record_, checkpoint_->path);
     kernels_.checkpoint = saved.kernels;
     kernels_.checkpoint_measured = saved.kernels_measured;
   }
 
-  void open_device() {
+  KernelDecision choose_kernels() {
     kernels_.pin = spec_.kernels;
     kernels_.may_round_inputs = assignment_.may_round_inputs;
     kernels_.work = training_work(config_, assignment_.weight_dtype, assignment_.micro_batch_tokens,
                                   assignment_.threads, assignment_.cpus);
     events_.alive("choose the kernels");
-    const KernelDecision decision = decide_kernels(assignment_.job_directory, kernels_);
+    if (group_.alone()) return decide_kernels(assignment_.job_directory, kernels_);
+    return agree_on_kernels(assignment_.job_directory, kernels_, group_);
+  }
+
+  void open_device() {
+    const KernelDecision decision = choose_kernels();
     device::HostDeviceOptions options;
     options.capacity_bytes = assignment_.capacity_bytes;
     options.num_threads = assignment_.threads;
@@ -157,9 +189,12 @@ class Session {
       return weights_.get(id);
     };
     base_ = nn::BaseWeights::load(*device_, *stream_, *ops_.linear, config_, source,
-                                  assignment_.weight_dtype);
-    network_ = nn::TrainNetwork::create(*device_, *stream_, ops_, config_, *base_,
-                                        memory_settings(), spec_.lora.dropout, spec_.seed);
+                                  assignment_.weight_dtype, group_.place());
+    network_ = nn::TrainNetwork::create(
+        *device_, *stream_, ops_, config_, *base_, memory_settings(), spec_.lora.dropout,
+        spec_.seed, {.place = group_.place(), .communicators = group_.communicators()});
+    pipeline_.emplace(*network_, group_, config_, linears_, assignment_.slowdown);
+    shards_ = group_.first_replica_shards(config_, linears_);
     if (assignment_.planned_bytes != 0 && assignment_.planned_bytes != device_->allocated_bytes()) {
       throw Error(Reason::kInternal,
                   cat("the plan said ", assignment_.planned_bytes, " bytes, the trainer allocates ",
@@ -167,21 +202,28 @@ class Session {
     }
   }
 
-  void copy_in(float* to, const std::vector<float>& from) {
-    device_->copy_to_device(*stream_, to, from.data(), from.size() * sizeof(float));
+  /// This worker's part of a whole vector of the adapter.
+  void copy_in(float* to, const std::vector<float>& whole) {
+    std::vector<float> own(network_->num_trainable());
+    model::take_shard(network_->shards(), whole, own);
+    if (own.empty()) return;
+    device_->copy_to_device(*stream_, to, own.data(), own.size() * sizeof(float));
     device_->synchronize(*stream_);
   }
+  /// The whole vector, to the leader; of a group all workers call it.
   std::vector<float> copy_out(const float* from) {
-    std::vector<float> values(network_->num_trainable());
-    device_->copy_to_host(*stream_, values.data(), from, values.size() * sizeof(float));
-    device_->synchronize(*stream_);
-    return values;
+    std::vector<float> own(network_->num_trainable());
+    if (!own.empty()) {
+      device_->copy_to_host(*stream_, own.data(), from, own.size() * sizeof(float));
+      device_->synchronize(*stream_);
+    }
+    return group_.gather(network_->shards(), own, shards_);
   }
 
   void resume() {
     if (checkpoint_) {
       const CheckpointState state = read_checkpoint(checkpoint_->path);
-      if (state.values.size() != network_->num_trainable()) {
+      if (state.values.size() != network_->shards().num_whole) {
         throw Error(Reason::kBadCheckpoint, checkpoint_->path + " holds another adapter's tensors");
       }
       copy_in(network_->parameters(), state.values);
@@ -199,11 +241,12 @@ class Session {
       copy_in(network_->parameters(),
               model::initial_adapter(linears_, spec_.lora.init, spec_.seed));
     }
-    metrics_.emplace(path_join(assignment_.job_directory, "metrics.csv"), step_);
     progress_.step = step_;
     progress_.total_steps = schedule_.total_steps;
     progress_.checkpoint_step = checkpoint_step_;
     progress_.allocated_bytes = device_->allocated_bytes();
+    if (!group_.leads()) return;
+    metrics_.emplace(path_join(assignment_.job_directory, "metrics.csv"), step_);
     events_.started(step_, schedule_.total_steps, join(notes_, "; "));
   }
 
@@ -213,17 +256,29 @@ class Session {
     if (command == JobCommand::kCheckpoint) checkpoint_asked_ = true;
   }
 
+  bool checkpoint_is_due() const {
+    return checkpoint_asked_ || seconds_since(last_checkpoint_) >= assignment_.checkpoint_every_s;
+  }
+  /// What the leader asks of all workers at the end of a step.
+  uint32_t flags() {
+    poll();
+    return (stop_ ? uint32_t{kFlagStop} : 0u) |
+           (checkpoint_is_due() ? uint32_t{kFlagCheckpoint} : 0u);
+  }
+
   JobResult train() {
-    Clock::time_point last_checkpoint = Clock::now();
+    last_checkpoint_ = Clock::now();
     while (step_ < schedule_.total_steps) {
       poll();
-      if (stop_) break;
-      one_step();
-      const bool due = seconds_since(last_checkpoint) >= assignment_.checkpoint_every_s;
-      if (step_ < schedule_.total_steps && !stop_ && (due || checkpoint_asked_)) {
+      // Of a group the leader's word counts, at the end of a step.
+      if (stop_ && group_.alone()) break;
+      const uint32_t asked = one_step();
+      const bool stop = (asked & kFlagStop) != 0;
+      if (step_ < schedule_.total_steps && !stop && (asked & kFlagCheckpoint) != 0) {
         save();
-        last_checkpoint = Clock::now();
+        last_checkpoint_ = Clock::now();
       }
+      if (stop) break;
     }
     if (step_ > checkpoint_step_) save();
     JobResult result;
@@ -238,17 +293,34 @@ class Session {
     return result;
   }
 
-  void one_step() {
+  /// This worker's micro batches of a global batch, and what the whole batch holds.
+  StepWork work_of(std::span<const uint32_t> rows, const DataPosition& position) {
+    StepWork work{.network = network_.get(),
+                  .optimizer = ops_.optimizer.get(),
+                  .pipeline = &*pipeline_,
+                  .group = &group_,
+                  .leader_flags = [this] { return flags(); }};
+    lengths_.clear();
+    for (const uint32_t row : rows) {
+      lengths_.push_back(tokens_.row_length(row));
+      work.num_tokens += tokens_.row_length(row);
+      work.num_targets += tokens_.row_targets(row);
+    }
+    work.batches = batcher_.cut(split_.take(rows, lengths_, group_.position().dp_rank), position);
+    return work;
+  }
+
+  /// Returns what the leader asks for.
+  uint32_t one_step() {
     const Clock::time_point begin = Clock::now();
     const int64_t step = step_ + 1;
     const DataPosition position = order_.position(step);
     const std::span<const uint32_t> rows = order_.batch(position);
-    const std::span<const MicroBatch> batches = batcher_.cut(rows, position);
     const OptimizerSettings settings{spec_.beta1, spec_.beta2, spec_.epsilon, spec_.weight_decay,
                                      spec_.clip_norm};
     const double rate = schedule_.at(step);
     const StepOutcome outcome =
-        train_step(*network_, *ops_.optimizer, batches, settings, step, rate, [&](size_t micro) {
+        train_step(work_of(rows, position), settings, step, rate, [&](size_t micro) {
           events_.alive(cat("step ", step, ", micro batch ", micro + 1));
           poll();
         });
@@ -266,8 +338,11 @@ class Session {
     progress_.step_targets = outcome.num_targets;
     progress_.tokens_per_second = static_cast<double>(outcome.num_tokens) / std::max(seconds, 1e-9);
     progress_.allocated_bytes = device_->allocated_bytes();
-    metrics_->append(progress_, unix_seconds());
-    events_.progress(progress_);
+    if (group_.leads()) {
+      metrics_->append(progress_, unix_seconds());
+      events_.progress(progress_);
+    }
+    return outcome.flags;
   }
 
   void save() {
@@ -283,9 +358,10 @@ class Session {
     state.values = copy_out(network_->parameters());
     state.first_moments = copy_out(network_->first_moments());
     state.second_moments = copy_out(network_->second_moments());
-    write_checkpoint(assignment_.job_directory, state, assignment_.keep_checkpoints);
     checkpoint_step_ = progress_.checkpoint_step = step_;
     checkpoint_asked_ = false;
+    if (!group_.leads()) return;
+    write_checkpoint(assignment_.job_directory, state, assignment_.keep_checkpoints);
     events_.checkpointed(step_, seconds_since(begin));
   }
 
@@ -296,10 +372,11 @@ class Session {
     adapter.linears = linears_;
     adapter.values = copy_out(network_->parameters());
     adapter.base_model = spec_.model;
+    result->last = progress_;
+    if (!group_.leads()) return;
     result->adapter_directory = adapter_directory(assignment_.job_directory);
     events_.alive("write the adapter");
     model::write_adapter(result->adapter_directory, adapter);
-    result->last = progress_;
     record_.step = step_;
     write_finished(assignment_.job_directory, record_, *result);
   }
@@ -307,12 +384,15 @@ class Session {
   const TrainAssignment& assignment_;
   const model::TrainSpec& spec_;
   JobEvents& events_;
+  const WorkerGroup group_;
   const model::ModelConfig config_;
   const model::ModelWeights weights_;
   const text::TokenFile tokens_;
   const std::vector<model::AdaptedLinear> linears_;
   DataOrder order_;
+  BatchSplit split_;
   MicroBatcher batcher_;
+  std::vector<uint32_t> lengths_;  // of the rows of a global batch
   const Schedule schedule_;
   CheckpointRecord record_;
   std::vector<std::string> notes_;
@@ -324,17 +404,27 @@ class Session {
   device::OpSet ops_;
   std::unique_ptr<nn::BaseWeights> base_;
   std::unique_ptr<nn::TrainNetwork> network_;
-  std::optional<MetricsFile> metrics_;
+  std::optional<PipelineRun> pipeline_;
+  std::vector<model::AdapterShards> shards_;  // of the first replica
+  std::optional<MetricsFile> metrics_;        // the leader's
   JobProgress progress_;
   int64_t step_ = 0;  // optimizer steps done
   int64_t checkpoint_step_ = 0;
+  Clock::time_point last_checkpoint_;
   bool stop_ = false, checkpoint_asked_ = false;
 };
 
 }  // namespace
 
-JobResult run_job(const TrainAssignment& assignment, JobEvents& events) {
-  return Session(assignment, events).run();
+JobResult run_job(const TrainAssignment& assignment, JobEvents& events, GroupTransport* transport) {
+  if (transport == nullptr) return Session(assignment, events, nullptr).run();
+  transport->set_wait_check([&events] { events.waiting(); });
+  try {
+    return Session(assignment, events, transport).run();
+  } catch (...) {
+    transport->abort();  // nobody shall wait for this worker
+    throw;
+  }
 }
 
 }  // namespace galley::trainer

@@ -105,6 +105,11 @@ uint32_t TokenFile::row_length(size_t index) const {
   return entry_at(file_, table_offset_, index).length;
 }
 
+uint32_t TokenFile::row_targets(size_t index) const {
+  GALLEY_CHECK(index < num_rows_);
+  return entry_at(file_, table_offset_, index).num_targets;
+}
+
 TokenRowView TokenFile::row(size_t index) const {
   GALLEY_CHECK(index < num_rows_);
   const TableEntry entry = entry_at(file_, table_offset_, index);

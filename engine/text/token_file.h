@@ -76,6 +76,7 @@ class TokenFile {
   size_t num_rows() const { return num_rows_; }
   TokenRowView row(size_t index) const;
   uint32_t row_length(size_t index) const;
+  uint32_t row_targets(size_t index) const;
   uint64_t num_tokens() const { return summary_.num_tokens; }
   uint64_t num_targets() const { return summary_.num_targets; }
   const TokenSummary& summary() const { return summary_; }
