@@ -76,6 +76,9 @@ class MicroBatcher {
   /// a budget. Token identities for dropout are functions of (epoch, place in the epoch, token).
   std::span<const MicroBatch> cut(std::span<const BatchRow> rows, const DataPosition& position);
 
+  /// Micro batches of a step at most.
+  size_t most_batches() const { return batches_.size(); }
+
  private:
   const text::TokenFile& tokens_;
   const int64_t token_budget_;

@@ -1,7 +1,7 @@
 // PipelineRun: carries out the pipeline's list of one stage (model::pipeline_1f1b) for the micro
 // batches of a step. A worker without stages has the same list without transfers.
 //
-// Owned by the worker's thread; allocates nothing after the longest step.
+// Owned by the worker's thread.
 #pragma once
 
 #include <functional>
@@ -23,6 +23,8 @@ class PipelineRun {
               const std::vector<model::AdaptedLinear>& linears, double slowdown);
   /// Of a worker alone.
   PipelineRun(nn::TrainNetwork& network, const WorkerGroup& group);
+  /// Steps of so many micro batches or fewer allocate nothing.
+  void reserve(size_t most_micro_batches) { steps_.reserve(kOperations * most_micro_batches); }
   /// Runs the micro batches of this worker's replica: adds to the gradients; returns the sum of
   /// their losses on the last stage, else 0. `between` is called before each forward and backward
   /// with the number of the micro batch.
@@ -30,6 +32,7 @@ class PipelineRun {
              const std::function<void(size_t micro_batch)>& between);
 
  private:
+  static constexpr size_t kOperations = 6;  // of one micro batch on one stage
   double run_step(const model::PipelineStep& step, const MicroBatch& batch, double gradient_scale);
   void settle();
 

@@ -194,6 +194,7 @@ class Session {
         *device_, *stream_, ops_, config_, *base_, memory_settings(), spec_.lora.dropout,
         spec_.seed, {.place = group_.place(), .communicators = group_.communicators()});
     pipeline_.emplace(*network_, group_, config_, linears_, assignment_.slowdown);
+    pipeline_->reserve(batcher_.most_batches());
     shards_ = group_.first_replica_shards(config_, linears_);
     if (assignment_.planned_bytes != 0 && assignment_.planned_bytes != device_->allocated_bytes()) {
       throw Error(Reason::kInternal,

@@ -39,15 +39,19 @@ std::vector<double> hundreds(int threads, device::BenchClock clock) {
       folder, linears, model::initial_adapter(linears, model::LoraInit::kDefault, 1), kTokens,
       device::KernelSet::kAuto, DType::kF32, threads);
   std::vector<double> medians;
+  std::vector<trainer::BatchRow> rows;
   int64_t step = 0;
   for (int hundred = -1; hundred < kHundreds; ++hundred) {  // the first one warms up
     std::vector<double> seconds;
     for (int i = 0; i < 100; ++i) {
       const double begin = device::bench_seconds(clock, threads);
       const trainer::DataPosition position = order.position(++step);
-      trainer::train_step(*bench.network, *bench.ops.optimizer,
-                          batcher.cut(order.batch(position), position), {}, step, 1e-5,
-                          [](size_t) {});
+      rows.clear();
+      for (const uint32_t row : order.batch(position)) {
+        rows.push_back({row, static_cast<uint32_t>(rows.size())});
+      }
+      trainer::train_step(*bench.network, *bench.ops.optimizer, batcher.cut(rows, position), {},
+                          step, 1e-5, [](size_t) {});
       seconds.push_back(device::bench_seconds(clock, threads) - begin);
     }
     if (hundred >= 0) medians.push_back(device::spread_of(seconds).median);

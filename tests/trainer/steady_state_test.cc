@@ -73,19 +73,34 @@ class Toy {
       : job_(testing::make_toy_job("steady")),
         tokens_(text::TokenFile::open(job_.assignment.token_file)),
         order_({{tokens_.summary().num_rows, 1.5}}, kGlobalBatch, 7),
+        split_(1, {}, kGlobalBatch),
         batcher_(tokens_, kTokens, kGlobalBatch),
         linears_(model::adapted_linears(model::read_model_config(job_.assignment.spec.model),
                                         job_.assignment.spec.lora)),
         bench_(job_.assignment.spec.model, linears_,
                model::initial_adapter(linears_, model::LoraInit::kDefault, 1), kTokens,
-               device::KernelSet::kAuto, DType::kF32, num_threads, 0.1) {}
+               device::KernelSet::kAuto, DType::kF32, num_threads, 0.1),
+        group_({}, 0, nullptr),
+        pipeline_(*bench_.network, group_) {
+    lengths_.reserve(kGlobalBatch);
+    pipeline_.reserve(batcher_.most_batches());
+  }
 
   void step() {
     const DataPosition position = order_.position(++step_);
-    const auto batches = batcher_.cut(order_.batch(position), position);
-    most_batches_ = std::max(most_batches_, batches.size());
-    train_step(*bench_.network, *bench_.ops.optimizer, batches, {.clip_norm = 1}, step_, 1e-4,
-               [this](size_t) { ++num_micro_batches_; });
+    const auto rows = order_.batch(position);
+    StepWork work{.network = bench_.network.get(),
+                  .optimizer = bench_.ops.optimizer.get(),
+                  .pipeline = &pipeline_,
+                  .group = &group_};
+    lengths_.clear();
+    for (const uint32_t row : rows) {
+      lengths_.push_back(tokens_.row_length(row));
+      work.num_targets += tokens_.row_targets(row);
+    }
+    work.batches = batcher_.cut(split_.take(rows, lengths_, 0), position);
+    most_batches_ = std::max(most_batches_, work.batches.size());
+    train_step(work, {.clip_norm = 1}, step_, 1e-4, [this](size_t) { ++num_passes_; });
   }
   void steps_to(int64_t last) {
     while (step_ < last) step();
@@ -98,11 +113,15 @@ class Toy {
   testing::ToyJob job_;
   text::TokenFile tokens_;
   DataOrder order_;
+  BatchSplit split_;
   MicroBatcher batcher_;
+  std::vector<uint32_t> lengths_;
   const std::vector<model::AdaptedLinear> linears_;
   testing::NetworkBench bench_;
+  WorkerGroup group_;
+  PipelineRun pipeline_;
   int64_t step_ = 0;
-  size_t most_batches_ = 0, num_micro_batches_ = 0;
+  size_t most_batches_ = 0, num_passes_ = 0;
 };
 
 TEST(SteadyState, no_step_after_the_first_allocates_or_starts_a_thread_whatever_its_batch) {

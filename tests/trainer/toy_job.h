@@ -169,6 +169,7 @@ class FakeEvents : public JobEvents {
   }
   void checkpointed(int64_t step, double) override { checkpoints.push_back(step); }
   void warn(const std::string& message) override { warnings.push_back(message); }
+  void waiting() override {}
   JobCommand command() override {
     const int64_t done = steps.empty() ? started_at : steps.back().step;
     if (stop_at >= 0 && done >= stop_at) return JobCommand::kStop;

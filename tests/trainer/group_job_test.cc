@@ -1,0 +1,260 @@
+// A job on a group: threads as workers. Every shape has the curve of one worker, and any shape
+// continues any other.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "engine/core/error.h"
+#include "engine/core/strings.h"
+#include "engine/model/adapter_file.h"
+#include "tests/trainer/toy_job.h"
+#include "trainer/batch_split.h"
+
+namespace galley::trainer {
+namespace {
+
+using testing::FakeEvents;
+using testing::make_toy_job;
+using testing::ToyJob;
+
+constexpr size_t kRingBytes = 1 << 16;
+
+model::ParallelLayout layout(int tp, int pp, int dp) {
+  model::ParallelLayout layout;
+  layout.tp_size = tp;
+  layout.pp_size = pp;
+  layout.dp_size = dp;
+  return layout;
+}
+
+struct GroupRun {
+  std::vector<JobResult> results;  // by group rank
+  FakeEvents leader;
+  std::exception_ptr failure;  // the first
+};
+
+/// Runs the job on a group of threads until `stop_at` steps are done (the stop is seen a step
+/// later); `change` may alter a worker's assignment or events.
+using Change = std::function<void(int rank, TrainAssignment*, FakeEvents*)>;
+GroupRun run_on(const ToyJob& job, const model::ParallelLayout& shape, int64_t stop_at = -1,
+                const Change& change = {}) {
+  GroupRun run;
+  const int size = shape.num_workers();
+  run.results.resize(static_cast<size_t>(size));
+  auto transports = make_thread_transports(size, kRingBytes);
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      FakeEvents own;
+      FakeEvents& events = rank == 0 ? run.leader : own;
+      TrainAssignment assignment = job.assignment;
+      assignment.layout = shape;
+      assignment.group_rank = rank;
+      if (rank == 0) events.stop_at = stop_at;
+      if (change) change(rank, &assignment, &events);
+      try {
+        run.results[static_cast<size_t>(rank)] = run_job(
+            assignment, events, size == 1 ? nullptr : transports[static_cast<size_t>(rank)].get());
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (run.failure == nullptr) run.failure = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return run;
+}
+
+struct Curve {
+  std::vector<double> losses, norms;
+};
+Curve curve_of(const ToyJob& job) {
+  Curve curve;
+  const std::vector<std::string> lines = job.metrics();
+  for (size_t i = 1; i < lines.size(); ++i) {
+    const std::vector<std::string> fields = split(lines[i], ',');
+    EXPECT_EQ(parse_int(fields[0]).value_or(-1), static_cast<int64_t>(i)) << "each step once";
+    curve.losses.push_back(parse_number(fields[2]).value_or(NAN));
+    curve.norms.push_back(parse_number(fields[3]).value_or(NAN));
+  }
+  return curve;
+}
+
+void expect_same_curve(const Curve& a, const Curve& b) {
+  ASSERT_EQ(a.losses.size(), b.losses.size());
+  for (size_t i = 0; i < a.losses.size(); ++i) {
+    EXPECT_NEAR(a.losses[i], b.losses[i], 1e-5 * b.losses[i]) << "step " << i + 1;
+    EXPECT_NEAR(a.norms[i], b.norms[i], 2e-4 * b.norms[i]) << "step " << i + 1;
+  }
+}
+
+std::vector<float> adapter_values(const ToyJob& job) {
+  const auto config = model::read_model_config(job.assignment.spec.model);
+  return model::read_adapter(job.assignment.job_directory + "/adapter", config).values;
+}
+
+/// Norm of the difference over the norm of what training moved.
+double gap(const ToyJob& job, const std::vector<float>& a, const std::vector<float>& b) {
+  const auto config = model::read_model_config(job.assignment.spec.model);
+  const model::TrainSpec& spec = job.assignment.spec;
+  const auto first =
+      model::initial_adapter(model::adapted_linears(config, spec.lora), spec.lora.init, spec.seed);
+  double apart = 0, moved = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    apart += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    moved += std::pow(static_cast<double>(b[i]) - first[i], 2);
+  }
+  return std::sqrt(apart / moved);
+}
+
+struct GroupCase {
+  std::string name;
+  std::function<void(TrainAssignment*)> change = [](TrainAssignment*) {};
+};
+
+class GroupJob : public ::testing::TestWithParam<size_t> {
+ public:
+  static std::vector<GroupCase> cases() {
+    return {{"dropout, accumulation, clipping"},
+            {"recompute", [](TrainAssignment* a) { a->recompute_blocks = true; }},
+            {"one linear, rows of their own", [](TrainAssignment* a) {
+               a->spec.lora.targets = {"o_proj", "v_proj"};
+               a->spec.lora.layers = {1};
+               a->micro_batch_tokens = 26;
+             }}};
+  }
+};
+
+TEST_P(GroupJob, every_shape_has_the_curve_and_the_adapter_of_one_worker) {
+  const GroupCase c = cases()[GetParam()];
+  SCOPED_TRACE(c.name);
+  ToyJob alone = make_toy_job(cat("group_alone_", GetParam()));
+  c.change(&alone.assignment);
+  ASSERT_EQ(run_on(alone, {}).failure, nullptr);
+  const Curve curve = curve_of(alone);
+  ASSERT_EQ(curve.losses.size(), 20u);
+  int number = 0;
+  for (const auto& shape : {layout(2, 1, 1), layout(1, 2, 1), layout(1, 1, 2), layout(1, 1, 3),
+                            layout(2, 2, 2), layout(4, 1, 1)}) {
+    SCOPED_TRACE(model::to_text(shape));
+    ToyJob job = make_toy_job(cat("group_", GetParam(), "_", number++));
+    c.change(&job.assignment);
+    if (shape.dp_size == 3) job.assignment.replica_shares = {0.6, 0.3, 0.1};
+    const GroupRun run = run_on(job, shape);
+    ASSERT_EQ(run.failure, nullptr);
+    expect_same_curve(curve_of(job), curve);
+    EXPECT_LE(gap(job, adapter_values(job), adapter_values(alone)), 1e-3);
+    for (const JobResult& result : run.results) {
+      EXPECT_EQ(result.outcome, JobResult::Outcome::kFinished);
+      EXPECT_EQ(result.last.step, 20);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GroupJob, ::testing::Range<size_t>(0, GroupJob::cases().size()));
+
+TEST(GroupJobResume, pain_P055_any_shape_continues_any_other_within_one_epoch) {
+  ToyJob alone = make_toy_job("elastic_alone");
+  ASSERT_EQ(run_on(alone, {}).failure, nullptr);
+  ToyJob job = make_toy_job("elastic");
+  struct Part {
+    model::ParallelLayout shape;
+    int64_t stop_at;
+  };
+  const std::vector<Part> parts = {{layout(2, 1, 1), 1},  {layout(1, 2, 1), 3},
+                                   {layout(1, 1, 1), 5},  {layout(1, 1, 3), 6},
+                                   {layout(2, 2, 1), 12}, {layout(4, 1, 1), -1}};
+  int64_t done = 0;
+  for (const Part& part : parts) {
+    SCOPED_TRACE(model::to_text(part.shape));
+    const GroupRun run = run_on(job, part.shape, part.stop_at);
+    ASSERT_EQ(run.failure, nullptr);
+    EXPECT_EQ(run.leader.started_at, done);
+    if (done > 0) {
+      EXPECT_NE(run.leader.note.find("layout"), std::string::npos) << run.leader.note;
+    }
+    for (const JobResult& result : run.results) {
+      EXPECT_EQ(result.last.step, run.results[0].last.step) << "all stop at the same step";
+    }
+    done = run.results[0].last.step;
+    EXPECT_TRUE(part.stop_at < 0 ? done == 20
+                                 : done > part.stop_at - 1 && done <= part.stop_at + 1);
+  }
+  expect_same_curve(curve_of(job), curve_of(alone));
+  EXPECT_LE(gap(job, adapter_values(job), adapter_values(alone)), 1e-3);
+}
+
+TEST(GroupJobFaults, a_worker_that_fails_ends_all_and_leaves_the_checkpoint) {
+  ToyJob job = make_toy_job("group_fault");
+  ASSERT_EQ(run_on(job, layout(2, 2, 1), 3).failure, nullptr);
+  const GroupRun run =
+      run_on(job, layout(2, 2, 1), -1, [](int rank, TrainAssignment*, FakeEvents* events) {
+        if (rank != 3) return;
+        events->on_alive = [](const std::string& what) {
+          if (what.rfind("step 7", 0) == 0) throw Error(Reason::kDeviceError, "on purpose");
+        };
+      });
+  ASSERT_NE(run.failure, nullptr);
+  EXPECT_EQ(newest_checkpoint_step(job.assignment.job_directory), 4);
+  const GroupRun again = run_on(job, layout(1, 2, 1));
+  ASSERT_EQ(again.failure, nullptr);
+  EXPECT_EQ(again.leader.started_at, 4);
+  ToyJob alone = make_toy_job("group_fault_alone");
+  ASSERT_EQ(run_on(alone, {}).failure, nullptr);
+  expect_same_curve(curve_of(job), curve_of(alone));
+}
+
+TEST(GroupJobFaults, a_loss_that_is_not_finite_ends_all_with_the_same_reason) {
+  ToyJob job = make_toy_job("group_numerics");
+  job.assignment.spec.learning_rate = 1e30;
+  job.assignment.spec.clip_norm = 0;
+  const GroupRun run = run_on(job, layout(2, 1, 2));
+  ASSERT_NE(run.failure, nullptr);
+  try {
+    std::rethrow_exception(run.failure);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.reason(), Reason::kNumerics) << error.what();
+  }
+}
+
+TEST(GroupJobFaults, the_same_command_finds_the_finished_job) {
+  ToyJob job = make_toy_job("group_again");
+  ASSERT_EQ(run_on(job, layout(1, 2, 1)).failure, nullptr);
+  const std::string adapter = job.adapter_text();
+  const GroupRun again = run_on(job, layout(2, 1, 2));
+  ASSERT_EQ(again.failure, nullptr);
+  EXPECT_EQ(again.leader.note, "already finished");
+  EXPECT_EQ(job.adapter_text(), adapter);
+}
+
+TEST(GroupJobShares, pain_P064_unequal_shares_of_a_batch_keep_the_token_mean) {
+  std::vector<uint32_t> rows, lengths;
+  for (uint32_t i = 0; i < 40; ++i) {
+    rows.push_back(100 + i);
+    lengths.push_back(1 + i * i % 37);
+  }
+  BatchSplit split(3, {3, 1, 2}, 40);
+  std::vector<int> seen(40, 0);
+  std::vector<double> tokens;
+  for (int replica = 0; replica < 3; ++replica) {
+    tokens.push_back(0);
+    uint32_t last = 0;
+    for (const BatchRow& row : split.take(rows, lengths, replica)) {
+      EXPECT_EQ(row.row, rows[row.place]);
+      EXPECT_TRUE(tokens.back() == 0 || row.place > last) << "in order";
+      last = row.place;
+      ++seen[row.place];
+      tokens.back() += lengths[row.place];
+    }
+  }
+  for (const int count : seen) EXPECT_EQ(count, 1);
+  EXPECT_NEAR(tokens[0] / tokens[1], 3, 0.2);
+  EXPECT_NEAR(tokens[2] / tokens[1], 2, 0.15);
+}
+
+}  // namespace
+}  // namespace galley::trainer
