@@ -25,6 +25,8 @@ class PipelineRun {
   PipelineRun(nn::TrainNetwork& network, const WorkerGroup& group);
   /// Steps of so many micro batches or fewer allocate nothing.
   void reserve(size_t most_micro_batches) { steps_.reserve(kOperations * most_micro_batches); }
+  /// Around other work of this worker in a step, too.
+  Throttle& throttle() { return throttle_; }
   /// Runs the micro batches of this worker's replica: adds to the gradients; returns the sum of
   /// their losses on the last stage, else 0. `between` is called before each forward and backward
   /// with the number of the micro batch.

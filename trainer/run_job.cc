@@ -195,6 +195,7 @@ class Session {
         spec_.seed, {.place = group_.place(), .communicators = group_.communicators()});
     pipeline_.emplace(*network_, group_, config_, linears_, assignment_.slowdown);
     pipeline_->reserve(batcher_.most_batches());
+    pipeline_->throttle().set_sign([this] { events_.alive(cat("step ", step_ + 1)); });
     shards_ = group_.first_replica_shards(config_, linears_);
     if (assignment_.planned_bytes != 0 && assignment_.planned_bytes != device_->allocated_bytes()) {
       throw Error(Reason::kInternal,
@@ -269,6 +270,8 @@ class Session {
 
   JobResult train() {
     last_checkpoint_ = Clock::now();
+    poll();
+    if (group_.from_leader(stop_ ? "stop" : "") == "stop") return end();
     while (step_ < schedule_.total_steps) {
       poll();
       // Of a group the leader's word counts, at the end of a step.
@@ -281,7 +284,18 @@ class Session {
       }
       if (stop) break;
     }
+    return end();
+  }
+
+  /// Whatever the leader fails at here, the others fail, too.
+  JobResult end() {
     if (step_ > checkpoint_step_) save();
+    const JobResult result = result_of_run();
+    group_.from_leader("written");
+    return result;
+  }
+
+  JobResult result_of_run() {
     JobResult result;
     result.planned_bytes = assignment_.planned_bytes;
     result.allocated_bytes = device_->allocated_bytes();
@@ -421,9 +435,12 @@ JobResult run_job(const TrainAssignment& assignment, JobEvents& events, GroupTra
   if (transport == nullptr) return Session(assignment, events, nullptr).run();
   transport->set_wait_check([&events] { events.waiting(); });
   try {
-    return Session(assignment, events, transport).run();
+    const JobResult result = Session(assignment, events, transport).run();
+    transport->set_wait_check({});
+    return result;
   } catch (...) {
-    transport->abort();  // nobody shall wait for this worker
+    transport->sends().drop();  // their buffers are gone
+    transport->abort();         // nobody shall wait for this worker
     throw;
   }
 }

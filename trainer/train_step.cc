@@ -78,9 +78,11 @@ StepOutcome train_step(const StepWork& work, const OptimizerSettings& settings, 
         static_cast<float>(settings.clip_norm / (outcome.gradient_norm + kClipEpsilon));
   }
   if (network.num_trainable() == 0) return outcome;  // a stage without adapted layers
+  work.pipeline->throttle().begin();
   work.optimizer->adamw(network.parameters(), network.gradients(), network.first_moments(),
                         network.second_moments(), static_cast<int64_t>(network.num_trainable()),
                         update);
+  work.pipeline->throttle().end();
   return outcome;
 }
 

@@ -22,7 +22,7 @@ std::vector<int> members(const model::ParallelLayout& layout,
 
 WorkerGroup::WorkerGroup(const model::ParallelLayout& layout, int group_rank,
                          GroupTransport* transport)
-    : rank_(group_rank), place_(model::WorkerPlace::of(layout, group_rank)) {
+    : rank_(group_rank), place_(model::WorkerPlace::of(layout, group_rank)), transport_(transport) {
   GALLEY_CHECK((transport == nullptr) == (layout.num_workers() == 1));
   if (transport == nullptr) return;
   GALLEY_CHECK(transport->rank() == group_rank && transport->size() == layout.num_workers());
@@ -92,6 +92,12 @@ std::vector<float> WorkerGroup::gather(const model::AdapterShards& own, std::spa
     model::put_shard(shards, part, whole);
   }
   return whole;
+}
+
+bool WorkerGroup::move_sends() const {
+  if (transport_ == nullptr || transport_->sends().empty()) return false;
+  transport_->sends().progress(*transport_);
+  return !transport_->sends().empty();
 }
 
 double WorkerGroup::waited_s() const {

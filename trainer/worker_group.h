@@ -45,12 +45,15 @@ class WorkerGroup {
   std::vector<model::AdapterShards> first_replica_shards(
       const model::ModelConfig& config, const std::vector<model::AdaptedLinear>& linears) const;
   double waited_s() const;
+  /// Moves on what is on its way to others; true while some of it is left.
+  bool move_sends() const;
 
  private:
   int num_in_replica() const { return place_.layout.tp_size * place_.layout.pp_size; }
 
   const int rank_;
   const model::WorkerPlace place_;
+  GroupTransport* const transport_;
   std::unique_ptr<device::Communicator> group_, tensor_, replicas_;
 };
 
