@@ -1,115 +1,28 @@
 // A job on a group: threads as workers. Every shape has the curve of one worker, and any shape
 // continues any other.
-#include <gtest/gtest.h>
+#include "tests/trainer/group_job.h"
 
-#include <cmath>
-#include <exception>
-#include <mutex>
-#include <thread>
+#include <gtest/gtest.h>
 
 #include "engine/core/error.h"
 #include "engine/core/strings.h"
 #include "engine/model/adapter_file.h"
-#include "tests/trainer/toy_job.h"
 #include "trainer/batch_split.h"
 
 namespace galley::trainer {
 namespace {
 
+using testing::adapter_values;
+using testing::Curve;
+using testing::curve_of;
+using testing::expect_same_curve;
 using testing::FakeEvents;
+using testing::gap;
+using testing::GroupRun;
+using testing::layout_of;
 using testing::make_toy_job;
+using testing::run_on;
 using testing::ToyJob;
-
-constexpr size_t kRingBytes = 1 << 16;
-
-model::ParallelLayout layout(int tp, int pp, int dp) {
-  model::ParallelLayout layout;
-  layout.tp_size = tp;
-  layout.pp_size = pp;
-  layout.dp_size = dp;
-  return layout;
-}
-
-struct GroupRun {
-  std::vector<JobResult> results;  // by group rank
-  FakeEvents leader;
-  std::exception_ptr failure;  // the first
-};
-
-/// Runs the job on a group of threads until `stop_at` steps are done (the stop is seen a step
-/// later); `change` may alter a worker's assignment or events.
-using Change = std::function<void(int rank, TrainAssignment*, FakeEvents*)>;
-GroupRun run_on(const ToyJob& job, const model::ParallelLayout& shape, int64_t stop_at = -1,
-                const Change& change = {}) {
-  GroupRun run;
-  const int size = shape.num_workers();
-  run.results.resize(static_cast<size_t>(size));
-  auto transports = make_thread_transports(size, kRingBytes);
-  std::mutex mutex;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      FakeEvents own;
-      FakeEvents& events = rank == 0 ? run.leader : own;
-      TrainAssignment assignment = job.assignment;
-      assignment.layout = shape;
-      assignment.group_rank = rank;
-      if (rank == 0) events.stop_at = stop_at;
-      if (change) change(rank, &assignment, &events);
-      try {
-        run.results[static_cast<size_t>(rank)] = run_job(
-            assignment, events, size == 1 ? nullptr : transports[static_cast<size_t>(rank)].get());
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (run.failure == nullptr) run.failure = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return run;
-}
-
-struct Curve {
-  std::vector<double> losses, norms;
-};
-Curve curve_of(const ToyJob& job) {
-  Curve curve;
-  const std::vector<std::string> lines = job.metrics();
-  for (size_t i = 1; i < lines.size(); ++i) {
-    const std::vector<std::string> fields = split(lines[i], ',');
-    EXPECT_EQ(parse_int(fields[0]).value_or(-1), static_cast<int64_t>(i)) << "each step once";
-    curve.losses.push_back(parse_number(fields[2]).value_or(NAN));
-    curve.norms.push_back(parse_number(fields[3]).value_or(NAN));
-  }
-  return curve;
-}
-
-void expect_same_curve(const Curve& a, const Curve& b) {
-  ASSERT_EQ(a.losses.size(), b.losses.size());
-  for (size_t i = 0; i < a.losses.size(); ++i) {
-    EXPECT_NEAR(a.losses[i], b.losses[i], 1e-5 * b.losses[i]) << "step " << i + 1;
-    EXPECT_NEAR(a.norms[i], b.norms[i], 2e-4 * b.norms[i]) << "step " << i + 1;
-  }
-}
-
-std::vector<float> adapter_values(const ToyJob& job) {
-  const auto config = model::read_model_config(job.assignment.spec.model);
-  return model::read_adapter(job.assignment.job_directory + "/adapter", config).values;
-}
-
-/// Norm of the difference over the norm of what training moved.
-double gap(const ToyJob& job, const std::vector<float>& a, const std::vector<float>& b) {
-  const auto config = model::read_model_config(job.assignment.spec.model);
-  const model::TrainSpec& spec = job.assignment.spec;
-  const auto first =
-      model::initial_adapter(model::adapted_linears(config, spec.lora), spec.lora.init, spec.seed);
-  double apart = 0, moved = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    apart += std::pow(static_cast<double>(a[i]) - b[i], 2);
-    moved += std::pow(static_cast<double>(b[i]) - first[i], 2);
-  }
-  return std::sqrt(apart / moved);
-}
 
 struct GroupCase {
   std::string name;
@@ -138,8 +51,8 @@ TEST_P(GroupJob, every_shape_has_the_curve_and_the_adapter_of_one_worker) {
   const Curve curve = curve_of(alone);
   ASSERT_EQ(curve.losses.size(), 20u);
   int number = 0;
-  for (const auto& shape : {layout(2, 1, 1), layout(1, 2, 1), layout(1, 1, 2), layout(1, 1, 3),
-                            layout(2, 2, 2), layout(4, 1, 1)}) {
+  for (const auto& shape : {layout_of(2, 1, 1), layout_of(1, 2, 1), layout_of(1, 1, 2),
+                            layout_of(1, 1, 3), layout_of(2, 2, 2), layout_of(4, 1, 1)}) {
     SCOPED_TRACE(model::to_text(shape));
     ToyJob job = make_toy_job(cat("group_", GetParam(), "_", number++));
     c.change(&job.assignment);
@@ -165,9 +78,9 @@ TEST(GroupJobResume, pain_P055_any_shape_continues_any_other_within_one_epoch) {
     model::ParallelLayout shape;
     int64_t stop_at;
   };
-  const std::vector<Part> parts = {{layout(2, 1, 1), 1},  {layout(1, 2, 1), 3},
-                                   {layout(1, 1, 1), 5},  {layout(1, 1, 3), 6},
-                                   {layout(2, 2, 1), 12}, {layout(4, 1, 1), -1}};
+  const std::vector<Part> parts = {{layout_of(2, 1, 1), 1},  {layout_of(1, 2, 1), 3},
+                                   {layout_of(1, 1, 1), 5},  {layout_of(1, 1, 3), 6},
+                                   {layout_of(2, 2, 1), 12}, {layout_of(4, 1, 1), -1}};
   int64_t done = 0;
   for (const Part& part : parts) {
     SCOPED_TRACE(model::to_text(part.shape));
@@ -190,9 +103,9 @@ TEST(GroupJobResume, pain_P055_any_shape_continues_any_other_within_one_epoch) {
 
 TEST(GroupJobFaults, a_worker_that_fails_ends_all_and_leaves_the_checkpoint) {
   ToyJob job = make_toy_job("group_fault");
-  ASSERT_EQ(run_on(job, layout(2, 2, 1), 3).failure, nullptr);
+  ASSERT_EQ(run_on(job, layout_of(2, 2, 1), 3).failure, nullptr);
   const GroupRun run =
-      run_on(job, layout(2, 2, 1), -1, [](int rank, TrainAssignment*, FakeEvents* events) {
+      run_on(job, layout_of(2, 2, 1), -1, [](int rank, TrainAssignment*, FakeEvents* events) {
         if (rank != 3) return;
         events->on_alive = [](const std::string& what) {
           if (what.rfind("step 7", 0) == 0) throw Error(Reason::kDeviceError, "on purpose");
@@ -200,7 +113,7 @@ TEST(GroupJobFaults, a_worker_that_fails_ends_all_and_leaves_the_checkpoint) {
       });
   ASSERT_NE(run.failure, nullptr);
   EXPECT_EQ(newest_checkpoint_step(job.assignment.job_directory), 4);
-  const GroupRun again = run_on(job, layout(1, 2, 1));
+  const GroupRun again = run_on(job, layout_of(1, 2, 1));
   ASSERT_EQ(again.failure, nullptr);
   EXPECT_EQ(again.leader.started_at, 4);
   ToyJob alone = make_toy_job("group_fault_alone");
@@ -212,7 +125,7 @@ TEST(GroupJobFaults, a_loss_that_is_not_finite_ends_all_with_the_same_reason) {
   ToyJob job = make_toy_job("group_numerics");
   job.assignment.spec.learning_rate = 1e30;
   job.assignment.spec.clip_norm = 0;
-  const GroupRun run = run_on(job, layout(2, 1, 2));
+  const GroupRun run = run_on(job, layout_of(2, 1, 2));
   ASSERT_NE(run.failure, nullptr);
   try {
     std::rethrow_exception(run.failure);
@@ -223,9 +136,9 @@ TEST(GroupJobFaults, a_loss_that_is_not_finite_ends_all_with_the_same_reason) {
 
 TEST(GroupJobFaults, the_same_command_finds_the_finished_job) {
   ToyJob job = make_toy_job("group_again");
-  ASSERT_EQ(run_on(job, layout(1, 2, 1)).failure, nullptr);
+  ASSERT_EQ(run_on(job, layout_of(1, 2, 1)).failure, nullptr);
   const std::string adapter = job.adapter_text();
-  const GroupRun again = run_on(job, layout(2, 1, 2));
+  const GroupRun again = run_on(job, layout_of(2, 1, 2));
   ASSERT_EQ(again.failure, nullptr);
   EXPECT_EQ(again.leader.note, "already finished");
   EXPECT_EQ(job.adapter_text(), adapter);

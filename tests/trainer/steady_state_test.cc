@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +18,7 @@
 
 #include "engine/model/adapter_file.h"
 #include "tests/support/counted_new.h"
+#include "tests/trainer/group_bench.h"
 #include "tests/trainer/network_bench.h"
 #include "tests/trainer/toy_job.h"
 #include "trainer/train_step.h"
@@ -156,6 +158,49 @@ TEST(SteadyState, step_1000_finds_what_step_100_left) {
   // Pages of stacks, code and files may be touched late; 900 steps would leave more.
   EXPECT_LE(after.resident_pages, before.resident_pages + 64);
 #endif
+}
+
+TEST(SteadyState, no_step_of_a_group_after_the_first_allocates) {
+  const testing::ToyJob job = testing::make_toy_job("steady_group");
+  const auto tokens = text::TokenFile::open(job.assignment.token_file);
+  testing::GroupBenchSettings settings;
+  settings.folder = job.assignment.spec.model;
+  settings.layout = testing::layout_of(2, 2, 2);
+  settings.linears =
+      model::adapted_linears(model::read_model_config(settings.folder), job.assignment.spec.lora);
+  settings.values = model::initial_adapter(settings.linears, model::LoraInit::kDefault, 1);
+  settings.tokens = 40;
+  testing::run_bench_group(settings, [&](testing::GroupBench& bench) {
+    constexpr int64_t kGlobalBatch = 6;
+    DataOrder order({{tokens.summary().num_rows, 1.5}}, kGlobalBatch, 7);
+    BatchSplit split(2, {}, kGlobalBatch);
+    MicroBatcher batcher(tokens, 40, kGlobalBatch);
+    bench.pipeline->reserve(batcher.most_batches());
+    std::vector<uint32_t> lengths;
+    lengths.reserve(kGlobalBatch);
+    const auto steps = [&](int64_t first, int64_t last) {
+      for (int64_t step = first; step <= last; ++step) {
+        const DataPosition position = order.position(step);
+        lengths.clear();
+        for (const uint32_t row : order.batch(position)) {
+          lengths.push_back(tokens.row_length(row));
+        }
+        const auto batches = batcher.cut(
+            split.take(order.batch(position), lengths, bench.group.position().dp_rank), position);
+        train_step(bench.work_of(batches, 20), {.clip_norm = 1}, step, 1e-4, [](size_t) {});
+      }
+    };
+    std::array<double, 1> all_here = {1};
+    // The queues of what is on its way grow to what the turns of the threads ask for.
+    steps(1, 30);
+    bench.group.all()->all_reduce_host(all_here);
+    const long before = galley::testing::num_allocations;
+    bench.group.all()->all_reduce_host(all_here);
+    steps(31, 60);
+    bench.group.all()->all_reduce_host(all_here);
+    EXPECT_EQ(galley::testing::num_allocations - before, 0) << bench.group.rank();
+    bench.group.all()->all_reduce_host(all_here);
+  });
 }
 
 #ifdef GALLEY_COUNTS_PROCESS
