@@ -34,6 +34,17 @@ double counted_squares(const StepWork& work) {
   return sum;
 }
 
+/// All find the same and throw the same; but the first to do so ends the waits of the others, who
+/// must have heard of it by then.
+void meet_before_the_end(const WorkerGroup& group) {
+  if (group.alone()) return;
+  std::array<double, 1> here = {1};
+  try {
+    group.all()->all_reduce_host(here);
+  } catch (const Error&) {  // somebody is further already
+  }
+}
+
 /// The one exchange of a step: sums of losses and squares, and what the leader wants.
 struct Exchanged {
   double loss = 0, squares = 0;
@@ -64,8 +75,9 @@ StepOutcome train_step(const StepWork& work, const OptimizerSettings& settings, 
   const Exchanged exchanged = exchange(work, sum);
   outcome.flags = exchanged.flags;
   outcome.loss = exchanged.loss * scale;
-  require_finite(outcome.loss, "loss", step);
   outcome.gradient_norm = std::sqrt(exchanged.squares);
+  if (!std::isfinite(outcome.loss + outcome.gradient_norm)) meet_before_the_end(*work.group);
+  require_finite(outcome.loss, "loss", step);
   require_finite(outcome.gradient_norm, "gradient", step);
   device::AdamWStep update{.learning_rate = learning_rate,
                            .beta1 = settings.beta1,
