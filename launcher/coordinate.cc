@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <random>
 #include <set>
 
 #include "engine/core/journal.h"
@@ -30,6 +31,14 @@ constexpr double kRowsSeconds = 0.5;    // records for launch
 constexpr double kGoodbyeSeconds = 10;
 constexpr double kStoppedGapSeconds = 1;  // a loop that slept so long was stopped
 constexpr int kSlurmQuestionMs = 15000;
+
+/// Random bytes of the system as text.
+std::string random_text() {
+  std::random_device device;
+  std::string text;
+  for (int i = 0; i < 8; ++i) text += format("%08x", device());
+  return text;
+}
 
 class Driver {
  public:
@@ -165,6 +174,7 @@ class Driver {
     settings.checkpoint_every_s = prepared_->checkpoint_every_s;
     settings.keep_checkpoints = prepared_->keep_checkpoints;
     settings.end_at = end_of_wall_time();
+    settings.entropy = random_text();
     if (environment_.get("OMPI_MCA_orte_enable_recovery").value_or("0") == "1") {
       settings.lost_agents = LostAgents::kGoOn;
     }
@@ -259,7 +269,7 @@ class Driver {
       if (busy) back_off.reset();
       if (!busy && !coordinator_->done()) {
         back_off.wait(wait_fds(), now,
-                      own_agent_ && !own_agent_->idle() ? kBriskSeconds : kIdleSeconds);
+                      own_agent_ ? own_agent_->longest_sleep_s(now) : kIdleSeconds);
       }
     }
     perform();
@@ -285,6 +295,10 @@ class Driver {
     bool busy = false;
     while (const auto received = channel_.try_receive()) {
       busy = true;
+      if (is_bulk(received->bytes)) {
+        if (own_agent_) own_agent_->take_bulk(received->bytes, now);
+        continue;
+      }
       const Json message =
           parse_message(received->bytes, {Direction::kToCoordinator, Direction::kToAgent});
       if (message_direction(message) == Direction::kToAgent) {
@@ -493,6 +507,7 @@ class Driver {
         back_off.wait({}, monotonic_now());
         continue;
       }
+      if (is_bulk(received->bytes)) continue;  // of workers that have been ended
       const Json message =
           parse_message(received->bytes, {Direction::kToCoordinator, Direction::kToAgent});
       if (message_kind(message) == "goodbye") waiting.erase(received->from);

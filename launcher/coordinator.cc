@@ -10,8 +10,6 @@
 namespace galley::launcher {
 namespace {
 
-constexpr double kStartSeconds =
-    60;  // a worker's program, libraries and weights may take this long
 constexpr double kStopReserveSeconds = 5;  // to end the run after the last checkpoint
 constexpr double kLeastRunSeconds = 5;  // a job is not started for less before the wall time's end
 constexpr int kDeathsOfGpu = 2;         // of one job on one GPU, before it looks for another
@@ -19,26 +17,6 @@ constexpr int kDeathsOfGpu = 2;         // of one job on one GPU, before it look
 Json record_of(std::string_view what) { return Json::object().set("record", Json(what)); }
 
 }  // namespace
-
-std::string_view job_state_name(JobState state) {
-  switch (state) {
-    case JobState::kWaiting:
-      return "waiting";
-    case JobState::kRunning:
-      return "running";
-    case JobState::kFinished:
-      return "finished";
-    case JobState::kFailed:
-      return "failed";
-    case JobState::kRefused:
-      return "refused";
-    case JobState::kSkipped:
-      return "skipped";
-    case JobState::kStopped:
-      break;
-  }
-  return "stopped";
-}
 
 Coordinator::Coordinator(CoordinatorSettings settings, RunWorld world,
                          std::vector<CoordinatorJob> jobs,
@@ -94,10 +72,17 @@ std::vector<placement::QueuedJob> Coordinator::queue() const {
   return queue;
 }
 
+double Coordinator::remaining_fraction(const Job& job) const {
+  const auto total = static_cast<double>(job.progress.total_steps);
+  if (total <= 0) return 1;
+  return std::max(0.0, 1 - static_cast<double>(job.progress.step) / total);
+}
+
 std::vector<placement::RunningJob> Coordinator::running() const {
   std::vector<placement::RunningJob> running;
   for (const Job& job : jobs_) {
     if (job.state != JobState::kRunning) continue;
+    // Also while a group ends: its GPUs are free when all of its workers have been reaped.
     running.push_back({job.given.prepared.spec.name, job.assignment.gpus});
   }
   placement::RunningJob gone;  // GPUs of lost agents stay taken for ever
@@ -144,233 +129,49 @@ void Coordinator::refuse(Job& job, const std::string& reason) {
   event(LogLevel::kError, name, cat("refused: ", reason));
 }
 
-void Coordinator::start(Job& job, const placement::Assignment& assignment, double now) {
+void Coordinator::retry_or_fail(Job& job, const Attempt::Failure& failure) {
   const std::string& name = job.given.prepared.spec.name;
-  const placement::GpuIndex gpu = assignment.gpus.front();
-  job.state = JobState::kRunning;
-  job.started_once = true;
-  job.assignment = assignment;
-  job.rank = world_.gpu_rank[static_cast<size_t>(gpu)];
-  job.cpus =
-      cores_.take(world_.gpu_host[static_cast<size_t>(gpu)], assignment.candidate.shape.threads);
-  job.started_at = now;
-  job.first_step_at = 0;
-  ++job.given.totals.attempts;
-  journal(record_of("job-assigned")
-              .set("job", name)
-              .set("attempt", job.given.totals.attempts)
-              .set("rank", job.rank)
-              .set("placement", placement::to_json(assignment, world_.cluster)));
-  send(job.rank, make_message("assign")
-                     .set("job", name)
-                     .set("attempt", job.given.totals.attempts)
-                     .set("place", world_.cluster.gpu_name(gpu))
-                     .set("start_s", kStartSeconds)
-                     .set("deadline_s", progress_deadline(assignment))
-                     .set("deadline_factor", settings_.deadline_factor)
-                     .set("assignment", trainer::to_json(train_assignment(job))));
-  event(
-      LogLevel::kInfo, name,
-      cat("starts on ", world_.cluster.gpu_name(gpu), " ",
-          world_.cluster.gpus[static_cast<size_t>(gpu)].type.name, " (needs ",
-          format_bytes(static_cast<double>(assignment.candidate.prediction.predicted_bytes)), ")"));
-}
-
-trainer::TrainAssignment Coordinator::train_assignment(const Job& job) const {
-  const predictor::Candidate& candidate = job.assignment.candidate;
-  trainer::TrainAssignment assignment;
-  assignment.spec = job.given.prepared.spec;
-  assignment.job_directory = job.given.directory;
-  assignment.token_file = job.given.prepared.token_file;
-  assignment.micro_batch_tokens = candidate.shape.micro_batch_tokens;
-  assignment.recompute_blocks = candidate.shape.recompute_blocks;
-  assignment.weight_dtype = candidate.shape.weight_dtype;
-  assignment.may_round_inputs = candidate.shape.may_round_inputs;
-  assignment.precision_note = candidate.shape.precision_note;
-  assignment.capacity_bytes = candidate.prediction.usable_bytes;
-  assignment.threads = candidate.shape.threads;
-  assignment.cpus = job.cpus;
-  assignment.checkpoint_every_s = settings_.checkpoint_every_s;
-  assignment.keep_checkpoints = settings_.keep_checkpoints;
-  assignment.planned_bytes = candidate.prediction.planned_bytes;
-  return assignment;
-}
-
-double Coordinator::progress_deadline(const placement::Assignment& assignment) const {
-  // A micro batch is the longest stretch without a sign of progress.
-  const double speed = assignment.candidate.prediction.tokens_per_second;
-  const double tokens = static_cast<double>(assignment.candidate.shape.micro_batch_tokens);
-  const double longest = speed > 0 ? tokens / speed : 0;
-  return std::max(settings_.least_deadline_s, settings_.deadline_factor * longest);
-}
-
-// ------------------------------------------------------------------ news of agents
-
-Coordinator::Job* Coordinator::find_attempt(int from, const Json& message) {
-  for (Job& job : jobs_) {
-    if (job.given.prepared.spec.name != message.get_string("job")) continue;
-    const bool current = job.state == JobState::kRunning && job.rank == from &&
-                         job.given.totals.attempts == message.get_int("attempt");
-    return current ? &job : nullptr;
-  }
-  return nullptr;
-}
-
-void Coordinator::handle(int from, const Json& message, double now) {
-  if (lost_.contains(from)) return;
-  if (last_sign_.contains(from)) last_sign_[from] = now;
-  const std::string& kind = message_kind(message);
-  if (kind == "signalled") {
-    const auto signal = static_cast<int>(message.get_int("signal"));
-    request_stop(from, signal, stop_cause(signal), now);
-    return;
-  }
-  if (!message.contains("job")) return;
-  Job* job = find_attempt(from, message);
-  if (job == nullptr) return;  // late news of an older attempt
-  if (kind == "job-started") on_started(*job, message, now);
-  if (kind == "job-progress") on_progress(*job, message, now);
-  if (kind == "job-checkpointed") on_checkpointed(*job, message);
-  if (kind == "job-warning") {
-    event(LogLevel::kWarning, job->given.prepared.spec.name, message.get_string("text"));
-  }
-  if (kind == "job-ended") on_ended(*job, message, now);
-  const auto peak = static_cast<uint64_t>(message.get_int("peak_bytes"));
-  job->given.totals.peak_bytes = std::max(job->given.totals.peak_bytes, peak);
-}
-
-void Coordinator::on_started(Job& job, const Json& message, double now) {
-  const int64_t step = message.get_int("step");
-  const std::string note = message.get_string("note");
-  job.progress.step = step;
-  job.progress.total_steps = message.get_int("total_steps");
-  job.first_step = step;
-  job.first_step_at = now;
-  std::string text = step == 0
-                         ? cat("running, ", job.progress.total_steps, " steps")
-                         : cat("running again from step ", step, " of ", job.progress.total_steps);
-  if (job.best_step > step) text += cat(" (lost ", job.best_step - step, " steps)");
-  if (!note.empty()) text += cat("; ", note);
-  event(LogLevel::kInfo, job.given.prepared.spec.name, text);
-}
-
-void Coordinator::on_progress(Job& job, const Json& message, double now) {
-  job.progress = progress_from_json(message.at("progress"));
-  if (job.first_step_at == 0) {
-    job.first_step_at = now;
-    job.first_step = job.progress.step;
-  }
-  job.given.totals.tokens += message.get_int("new_tokens");
-  if (job.progress.step > job.best_step) {
-    job.best_step = job.progress.step;
-    job.restarts_in_a_row = 0;
-  }
-}
-
-void Coordinator::on_checkpointed(Job& job, const Json& message) {
-  const double seconds = message.get_double("seconds");
-  const int64_t step = message.get_int("step");
-  job.given.checkpoint_step = std::max(job.given.checkpoint_step, step);
-  job.progress.checkpoint_step = step;
-  longest_checkpoint_s_ = std::max(longest_checkpoint_s_, seconds);
-  journal(record_of("job-checkpointed")
-              .set("job", job.given.prepared.spec.name)
-              .set("attempt", job.given.totals.attempts)
-              .set("step", step)
-              .set("seconds", seconds));
-}
-
-void Coordinator::close_attempt(Job& job, double now) {
-  job.given.totals.gpu_seconds +=
-      (now - job.started_at) * static_cast<double>(job.assignment.gpus.size());
-  cores_.give_back(world_.gpu_host[static_cast<size_t>(job.assignment.gpus.front())], job.cpus);
-  job.cpus.clear();
-}
-
-void Coordinator::on_ended(Job& job, const Json& message, double now) {
-  job.given.totals.peak_bytes =
-      std::max(job.given.totals.peak_bytes, static_cast<uint64_t>(message.get_int("peak_bytes")));
-  close_attempt(job, now);
-  const std::string outcome = message.get_string("outcome");
-  if (const Json* progress = message.find("progress"); progress != nullptr) {
-    job.progress = progress_from_json(*progress);
-  }
-  if (outcome == "finished") {
-    finish(job, message);
-  } else if (outcome == "stopped") {
-    job.state = stopping() ? JobState::kStopped : JobState::kWaiting;
-    journal(record_of("job-stopped")
-                .set("job", job.given.prepared.spec.name)
-                .set("attempt", job.given.totals.attempts)
-                .set("step", job.progress.step)
-                .set("gpu_seconds", job.given.totals.gpu_seconds)
-                .set("peak_bytes", Json(job.given.totals.peak_bytes))
-                .set("tokens", job.given.totals.tokens));
-    event(LogLevel::kInfo, job.given.prepared.spec.name,
-          cat("stopped at step ", job.progress.step, "; the checkpoint is written"));
-  } else {
-    retry_or_fail(job, reason_from_name(message.get_string("reason", "internal")),
-                  message.get_string("text"));
-  }
-  schedule(now);
-}
-
-void Coordinator::finish(Job& job, const Json& message) {
-  const std::string& name = job.given.prepared.spec.name;
-  job.state = JobState::kFinished;
-  journal(record_of("job-finished")
-              .set("job", name)
-              .set("attempt", job.given.totals.attempts)
-              .set("adapter", message.get_string("adapter"))
-              .set("progress", to_json(job.progress))
-              .set("restarts", job.given.totals.restarts)
-              .set("gpu_seconds", job.given.totals.gpu_seconds)
-              .set("planned_bytes", message.get_int("planned_bytes"))
-              .set("allocated_bytes", message.get_int("allocated_bytes"))
-              .set("predicted_bytes", Json(job.assignment.candidate.prediction.predicted_bytes))
-              .set("peak_bytes", Json(job.given.totals.peak_bytes))
-              .set("tokens", job.given.totals.tokens));
-  event(LogLevel::kInfo, name,
-        cat("finished: ", job.progress.step, " steps, loss ", format("%.4f", job.progress.loss)));
-}
-
-void Coordinator::retry_or_fail(Job& job, Reason reason, const std::string& text) {
-  const std::string& name = job.given.prepared.spec.name;
-  const placement::GpuIndex gpu = job.assignment.gpus.front();
-  const std::string place = world_.cluster.gpu_name(gpu);
+  const std::string who = worker_text(job, failure.worker);
+  const bool one_is_to_blame = failure.worker >= 0 && failure.blame == Blame::kWorker;
   if (stopping()) {
     job.state = JobState::kStopped;
-    event(LogLevel::kWarning, name, cat("ended on ", place, " while the run stops: ", text));
+    event(LogLevel::kWarning, name, cat(who, " ended while the run stops: ", failure.text));
     return;
   }
-  if (reason_traits(reason).retry == Retry::kNo) {
-    fail(job, reason, text);
+  if (reason_traits(failure.reason).retry == Retry::kNo) {
+    fail(job, failure.reason, failure.text);
     return;
   }
   ++job.restarts_in_a_row;
   if (job.restarts_in_a_row > settings_.max_restarts) {
-    fail(job, reason,
-         cat(text, "; given up after ", settings_.max_restarts, " restarts without a new step"));
+    fail(job, failure.reason,
+         cat(failure.text, "; given up after ", settings_.max_restarts,
+             " restarts without a new step"));
     return;
   }
   ++job.given.totals.restarts;
-  if (++job.deaths[gpu] >= kDeathsOfGpu &&
-      std::find(job.avoid.begin(), job.avoid.end(), gpu) == job.avoid.end()) {
-    job.avoid.push_back(gpu);
+  Json record = record_of("job-restarts")
+                    .set("job", name)
+                    .set("attempt", job.given.totals.attempts)
+                    .set("reason", std::string(reason_traits(failure.reason).name))
+                    .set("text", failure.text)
+                    .set("restarts", job.given.totals.restarts)
+                    .set("gpu_seconds", job.given.totals.gpu_seconds)
+                    .set("peak_bytes", Json(job.given.totals.peak_bytes))
+                    .set("tokens", job.given.totals.tokens);
+  if (one_is_to_blame) {
+    const placement::GpuIndex gpu = job.attempt.member(failure.worker).gpu;
+    record.set("worker", failure.worker).set("gpu", world_.cluster.gpu_name(gpu));
+    if (++job.deaths[gpu] >= kDeathsOfGpu &&
+        std::find(job.avoid.begin(), job.avoid.end(), gpu) == job.avoid.end()) {
+      job.avoid.push_back(gpu);
+    }
   }
   job.state = JobState::kWaiting;
-  journal(record_of("job-restarts")
-              .set("job", name)
-              .set("attempt", job.given.totals.attempts)
-              .set("reason", std::string(reason_traits(reason).name))
-              .set("text", text)
-              .set("restarts", job.given.totals.restarts)
-              .set("gpu_seconds", job.given.totals.gpu_seconds)
-              .set("peak_bytes", Json(job.given.totals.peak_bytes))
-              .set("tokens", job.given.totals.tokens));
+  journal(std::move(record));
   const int64_t from = std::max<int64_t>(job.given.checkpoint_step, 0);
   event(LogLevel::kWarning, name,
-        cat("its worker on ", place, " ", text, "; restarts from ",
+        cat(who, " ", failure.text, "; restarts from ",
             from > 0 ? cat("step ", from) : std::string("the start")));
 }
 
@@ -389,6 +190,20 @@ void Coordinator::fail(Job& job, Reason reason, const std::string& text) {
   event(LogLevel::kError, job.given.prepared.spec.name, cat("failed: ", text));
 }
 
+void Coordinator::handle(int from, const Json& message, double now) {
+  if (lost_.contains(from)) return;
+  if (last_sign_.contains(from)) last_sign_[from] = now;
+  if (message_kind(message) == "signalled") {
+    const auto signal = static_cast<int>(message.get_int("signal"));
+    request_stop(from, signal, stop_cause(signal), now);
+    return;
+  }
+  if (!message.contains("job")) return;
+  Job* job = find_attempt(from, message);
+  if (job == nullptr) return;  // late news of an older attempt
+  on_news(*job, static_cast<int>(message.get_int("worker")), message, now);
+}
+
 // ------------------------------------------------------------------ time and ends
 
 void Coordinator::tick(double now) {
@@ -396,6 +211,9 @@ void Coordinator::tick(double now) {
     if (!lost_.contains(rank) && now - sign > settings_.agent_silent_s) lose_agent(rank, now);
   }
   check_wall_time(now);
+  for (Job& job : jobs_) {
+    if (job.state == JobState::kRunning) check_group(job, now);
+  }
   if (stop_level_ == 2 && now - stopped_at_ > settings_.kill_after_s) {
     for (Job& job : jobs_) {
       if (job.state == JobState::kRunning) job.state = JobState::kStopped;
@@ -416,9 +234,8 @@ void Coordinator::lose_agent(int rank, double now) {
   const bool nobody_left = lost_.size() == last_sign_.size();
   if (settings_.lost_agents == LostAgents::kEndTheRun || nobody_left) stop_gracefully(text, now);
   for (Job& job : jobs_) {
-    if (job.state != JobState::kRunning || job.rank != rank) continue;
-    close_attempt(job, now);
-    retry_or_fail(job, Reason::kAgentLost, "is gone with its agent");
+    if (job.state != JobState::kRunning) continue;
+    if (job.attempt.lose_agent(rank, now)) settle(job, now);
   }
   schedule(now);
 }
@@ -458,12 +275,9 @@ void Coordinator::stop_gracefully(const std::string& why, double now) {
   journal(record_of("stopping").set("text", why));
   event(LogLevel::kWarning, "",
         cat("stopping (", why, "): every job checkpoints at its next step"));
-  for (const Job& job : jobs_) {
-    if (job.state != JobState::kRunning || lost_.contains(job.rank)) continue;
-    send(job.rank, make_message("job-command")
-                       .set("job", job.given.prepared.spec.name)
-                       .set("attempt", job.given.totals.attempts)
-                       .set("command", "stop"));
+  for (const Job& job : jobs_) {  // the leader tells its group
+    if (job.state != JobState::kRunning) continue;
+    send_to_worker(job, 0, make_message("job-command").set("command", "stop"));
   }
 }
 
@@ -474,10 +288,7 @@ void Coordinator::stop_at_once(const std::string& why, double now) {
   if (stop_why_.empty()) stop_why_ = why;
   event(LogLevel::kWarning, "", cat("stopping at once (", why, "); the last checkpoints stand"));
   for (const Job& job : jobs_) {
-    if (job.state != JobState::kRunning || lost_.contains(job.rank)) continue;
-    send(job.rank, make_message("job-end")
-                       .set("job", job.given.prepared.spec.name)
-                       .set("attempt", job.given.totals.attempts));
+    if (job.state == JobState::kRunning) end_workers(job);
   }
 }
 
@@ -497,109 +308,6 @@ bool Coordinator::any(JobState state) const {
 bool Coordinator::done() const {
   if (any(JobState::kRunning)) return false;
   return stopping() || !any(JobState::kWaiting);
-}
-
-Reason Coordinator::reason() const {
-  if (run_reason_) return *run_reason_;
-  for (const Job& job : jobs_) {
-    // A full disk or a missing permission concerns the site: running again as it is does not help.
-    if (job.state == JobState::kFailed && reason_traits(job.reason).fault == Fault::kSite) {
-      return job.reason;
-    }
-  }
-  if (any(JobState::kStopped) || any(JobState::kWaiting) || any(JobState::kRunning)) {
-    return Reason::kStopped;
-  }
-  const auto refused = static_cast<size_t>(std::count_if(
-      jobs_.begin(), jobs_.end(), [](const Job& job) { return job.state == JobState::kRefused; }));
-  if (refused > 0 && refused == jobs_.size() && bad_jobs_.empty()) return Reason::kDoesNotFit;
-  if (refused > 0 || any(JobState::kFailed) || !bad_jobs_.empty()) return Reason::kJobFailed;
-  return Reason::kOk;
-}
-
-int Coordinator::exit_code() const { return reason_traits(reason()).exit_code; }
-
-std::string Coordinator::reason_text() const {
-  switch (reason()) {
-    case Reason::kOk:
-      return "all jobs are complete";
-    case Reason::kStopped:
-      return cat("stopped early (", stop_why_, "); the same command continues");
-    case Reason::kDoesNotFit:
-      return "no job fits these resources";
-    default:
-      break;
-  }
-  if (run_reason_) return stop_why_;
-  std::vector<std::string> parts;
-  for (const Job& job : jobs_) {
-    if (job.state != JobState::kFailed && job.state != JobState::kRefused) continue;
-    parts.push_back(cat(job.given.prepared.spec.name, ": ", job.reason_text));
-  }
-  for (const auto& [name, why] : bad_jobs_) parts.push_back(cat(name, ": ", why));
-  return join(parts, "; ");
-}
-
-// ------------------------------------------------------------------ looking
-
-double Coordinator::remaining_fraction(const Job& job) const {
-  const auto total = static_cast<double>(job.progress.total_steps);
-  if (total <= 0) return 1;
-  return std::max(0.0, 1 - static_cast<double>(job.progress.step) / total);
-}
-
-double Coordinator::seconds_left(const Job& job, double now) const {
-  const int64_t steps = job.progress.step - job.first_step;
-  if (job.state != JobState::kRunning || job.first_step_at == 0 || steps <= 0) return -1;
-  const double per_step = (now - job.first_step_at) / static_cast<double>(steps);
-  return per_step * static_cast<double>(job.progress.total_steps - job.progress.step);
-}
-
-std::vector<JobRow> Coordinator::table(double now) const {
-  std::vector<JobRow> rows;
-  for (const Job& job : jobs_) {
-    JobRow row;
-    row.name = job.given.prepared.spec.name;
-    row.state = job.state;
-    row.progress = job.progress;
-    row.seconds_left = seconds_left(job, now);
-    row.totals = job.given.totals;
-    row.reason = job.reason_text;
-    row.place = job.given.place;
-    row.predicted_bytes = job.given.predicted_bytes;
-    row.low_bytes = job.given.low_bytes;
-    row.high_bytes = job.given.high_bytes;
-    if (!job.assignment.gpus.empty()) {
-      const placement::GpuIndex gpu = job.assignment.gpus.front();
-      const predictor::Prediction& prediction = job.assignment.candidate.prediction;
-      row.place = cat(world_.cluster.gpu_name(gpu), " ",
-                      world_.cluster.gpus[static_cast<size_t>(gpu)].type.name);
-      row.predicted_bytes = prediction.predicted_bytes;
-      row.low_bytes = prediction.low_bytes;
-      row.high_bytes = prediction.high_bytes;
-    }
-    if (job.state == JobState::kRunning) {
-      row.totals.gpu_seconds +=
-          (now - job.started_at) * static_cast<double>(job.assignment.gpus.size());
-    }
-    if (job.state == JobState::kFinished) row.adapter = job.given.directory + "/adapter";
-    rows.push_back(std::move(row));
-  }
-  for (const auto& [name, why] : bad_jobs_) {
-    JobRow row;
-    row.name = name;
-    row.state = JobState::kSkipped;
-    row.reason = why;
-    rows.push_back(std::move(row));
-  }
-  return rows;
-}
-
-Json Coordinator::plan_json() const {
-  return Json::object()
-      .set("policy", policy_->name())
-      .set("cluster", placement::to_json(world_.cluster))
-      .set("plan", first_plan_.value_or(Json::object()));
 }
 
 std::vector<Output> Coordinator::take_outputs() { return std::exchange(outputs_, {}); }

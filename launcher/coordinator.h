@@ -4,6 +4,11 @@
 // clock); outputs are an ordered list: records for the journal, messages to agents, lines for
 // people. The driver (coordinator_loop) carries them out in that order, so every decision is in the
 // journal before it takes effect. No clock, no I/O, no threads; one thread owns it.
+//
+// A job runs as a group of one or more workers (Attempt). Whichever of them fails, the others are
+// ended; its GPUs and cores come back, and the job starts again, when all have been reaped.
+// Members: coordinator.cc (planning, time, ends), coordinator_groups.cc (workers and their news),
+// coordinator_view.cc (what people see).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +22,7 @@
 #include "engine/core/error.h"
 #include "engine/core/json.h"
 #include "engine/core/log.h"
+#include "launcher/attempt.h"
 #include "launcher/core_pool.h"
 #include "launcher/prepare.h"
 #include "launcher/world.h"
@@ -33,12 +39,13 @@ enum class LostAgents {
 struct CoordinatorSettings {
   double agent_silent_s = 15;    // an agent without a sign of life for so long is lost
   int max_restarts = 3;          // of a job in a row without a new step
-  double least_deadline_s = 10;  // of progress; see progress_deadline()
+  double worker_timeout_s = 10;  // without a sign of life; the least without one of progress
   double deadline_factor = 20;   // times the longest predicted operation
   double kill_after_s = 10;      // second signal: wait so long for workers to be reaped
   double checkpoint_every_s = 600;
   int keep_checkpoints = 2;
   std::optional<double> end_at;  // wall time ends, in the clock of `now`
+  std::string entropy;           // random, of this start: what groups meet by is derived from it
   LostAgents lost_agents = LostAgents::kEndTheRun;
 };
 
@@ -67,14 +74,23 @@ struct CoordinatorJob {
   uint64_t predicted_bytes = 0, low_bytes = 0, high_bytes = 0;
 };
 
+/// One worker of a group, for the tables.
+struct WorkerRow {
+  std::string place;  // "n1:gpu0 a100-40gb"
+  uint64_t predicted_bytes = 0, low_bytes = 0, high_bytes = 0;
+  uint64_t peak_bytes = 0;  // measured
+};
+
 /// One line of the table that people see.
 struct JobRow {
   std::string name;
   JobState state = JobState::kWaiting;
-  std::string place;  // "n1:gpu0 a100-40gb"
+  std::string place;  // "n1:gpu0 a100-40gb", "n1:gpu0-1 a100-40gb (tp 2)"
   trainer::JobProgress progress;
   double seconds_left = -1;  // -1: not known yet
+  // Of a group: of the worker with the least room; totals.peak_bytes: the largest of all workers.
   uint64_t predicted_bytes = 0, low_bytes = 0, high_bytes = 0;
+  std::vector<WorkerRow> workers;  // by group rank; empty alone
   JobTotals totals;
   std::string adapter;  // when finished
   std::string reason;   // when failed, refused, skipped or waiting
@@ -137,9 +153,8 @@ class Coordinator {
     bool started_once = false;  // the first note about waiting has been given
     // Of the current or last attempt:
     placement::Assignment assignment;
-    std::vector<int> cpus;
-    int rank = -1;
-    double started_at = 0;
+    Attempt attempt;
+    bool lateness_told = false;
     double first_step_at = 0;
     int64_t first_step = 0;
     trainer::JobProgress progress;
@@ -147,30 +162,44 @@ class Coordinator {
     std::map<placement::GpuIndex, int> deaths;
   };
 
+  // coordinator.cc
   void schedule(double now);
-  void start(Job& job, const placement::Assignment& assignment, double now);
   void refuse(Job& job, const std::string& reason);
-  void on_started(Job& job, const Json& message, double now);
-  void on_progress(Job& job, const Json& message, double now);
-  void on_checkpointed(Job& job, const Json& message);
-  void on_ended(Job& job, const Json& message, double now);
-  void close_attempt(Job& job, double now);
-  void finish(Job& job, const Json& message);
-  void retry_or_fail(Job& job, Reason reason, const std::string& text);
+  void retry_or_fail(Job& job, const Attempt::Failure& failure);
   void fail(Job& job, Reason reason, const std::string& text);
   void lose_agent(int rank, double now);
   void stop_gracefully(const std::string& why, double now);
   void stop_at_once(const std::string& why, double now);
   void check_wall_time(double now);
   double stop_margin() const;
-  trainer::TrainAssignment train_assignment(const Job& job) const;
-  double progress_deadline(const placement::Assignment& assignment) const;
   std::vector<placement::QueuedJob> queue() const;
   std::vector<placement::RunningJob> running() const;
-  Job* find_attempt(int from, const Json& message);
   double remaining_fraction(const Job& job) const;
-  double seconds_left(const Job& job, double now) const;
   bool any(JobState state) const;
+
+  // coordinator_groups.cc
+  void start(Job& job, const placement::Assignment& assignment, double now);
+  Json assign_message(const Job& job, int worker) const;
+  GroupMeeting meeting(const Job& job) const;
+  trainer::TrainAssignment train_assignment(const Job& job, int worker) const;
+  Job* find_attempt(int from, const Json& message);
+  void on_news(Job& job, int worker, const Json& message, double now);
+  void on_started(Job& job, const Json& message, double now);
+  void on_progress(Job& job, const Json& message, double now);
+  void on_checkpointed(Job& job, const Json& message);
+  /// Ends what is left of a group that has failed; closes an attempt that is over.
+  void settle(Job& job, double now);
+  void close_attempt(Job& job, double now);
+  void finish(Job& job);
+  void check_group(Job& job, double now);
+  double progress_deadline(const placement::Assignment& assignment) const;
+  void send_to_worker(const Job& job, int worker, Json message);
+  void end_workers(const Job& job);
+  std::string worker_text(const Job& job, int worker) const;
+
+  // coordinator_view.cc
+  double seconds_left(const Job& job, double now) const;
+  JobRow row_of(const Job& job, double now) const;
 
   void journal(Json record);
   void send(int to, Json message);
@@ -192,7 +221,16 @@ class Coordinator {
   std::optional<Reason> run_reason_;  // what ended the run as a whole
   double longest_checkpoint_s_ = 0;
   double created_at_ = 0;
+  int64_t num_starts_ = 0;  // of groups, in this run
   std::optional<Json> first_plan_;
 };
+
+/// Bytes of one worker, also where the prediction tells only of one.
+predictor::WorkerNeed need_of(const predictor::Prediction& prediction, int worker);
+/// "n1:gpu0 a100-40gb"; of a group "n1:gpu0-1 a100-40gb (tp 2)" or, unlike,
+/// "n1:gpu0 a100-40gb + n2:gpu1 rtx6000-24gb (pp 2)".
+std::string place_text(const placement::Cluster& cluster,
+                       const std::vector<placement::GpuIndex>& gpus,
+                       const model::ParallelLayout& layout);
 
 }  // namespace galley::launcher

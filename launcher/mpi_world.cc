@@ -56,12 +56,10 @@ class OpenWorld : public MpiWorld {
   std::optional<ChannelMessage> try_receive() override {
     functions_->pending(world_);
     ChannelMessage message;
+    const char* bytes = nullptr;
     size_t num_bytes = 0;
-    if (functions_->probe(world_, &message.from, &num_bytes) == 0) return std::nullopt;
-    message.bytes.resize(num_bytes);
-    if (functions_->receive(world_, message.from, message.bytes.data(), num_bytes) != 0) {
-      return std::nullopt;
-    }
+    if (functions_->receive(world_, &message.from, &bytes, &num_bytes) == 0) return std::nullopt;
+    message.bytes.assign(bytes, num_bytes);
     return message;
   }
 

@@ -8,6 +8,24 @@
 namespace galley::launcher {
 namespace {
 
+// A message begins with '{'.
+constexpr char kBulkMark = '\x02';
+constexpr size_t kBulkHeaderBytes = 1 + 8 + 4 + 4;
+
+void put_number(uint64_t number, size_t bytes, std::string* out) {
+  for (size_t i = 0; i < bytes; ++i) {
+    out->push_back(static_cast<char>((number >> (8 * i)) & 0xFFu));
+  }
+}
+
+uint64_t get_number(std::string_view bytes) {
+  uint64_t number = 0;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    number |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  }
+  return number;
+}
+
 const MessageRow& row_of(std::string_view kind) {
   for (const MessageRow& row : message_table()) {
     if (row.kind == kind) return row;
@@ -24,24 +42,40 @@ const std::vector<MessageRow>& message_table() {
        {"protocol", "build", "host", "cpus", "node_cpus", "cpu_quota"}},
       {"agent-beat", Direction::kToCoordinator, {}},
       {"signalled", Direction::kToCoordinator, {"signal"}},
-      {"job-started", Direction::kToCoordinator, {"job", "attempt", "step", "total_steps"}},
-      {"job-progress", Direction::kToCoordinator, {"job", "attempt", "progress", "new_tokens"}},
-      {"job-checkpointed", Direction::kToCoordinator, {"job", "attempt", "step", "seconds"}},
-      {"job-warning", Direction::kToCoordinator, {"job", "attempt", "text"}},
-      {"job-memory", Direction::kToCoordinator, {"job", "attempt", "peak_bytes"}},
-      {"job-ended", Direction::kToCoordinator, {"job", "attempt", "outcome", "peak_bytes"}},
+      {"job-started",
+       Direction::kToCoordinator,
+       {"job", "attempt", "worker", "step", "total_steps"}},
+      {"job-progress",
+       Direction::kToCoordinator,
+       {"job", "attempt", "worker", "progress", "new_tokens"}},
+      {"job-checkpointed",
+       Direction::kToCoordinator,
+       {"job", "attempt", "worker", "step", "seconds"}},
+      {"job-warning", Direction::kToCoordinator, {"job", "attempt", "worker", "text"}},
+      {"job-memory", Direction::kToCoordinator, {"job", "attempt", "worker", "peak_bytes"}},
+      {"job-alive", Direction::kToCoordinator, {"job", "attempt", "worker", "what"}},
+      {"job-waiting",
+       Direction::kToCoordinator,
+       {"job", "attempt", "worker", "waiting", "seconds"}},
+      {"job-ended",
+       Direction::kToCoordinator,
+       {"job", "attempt", "worker", "outcome", "peak_bytes"}},
       {"goodbye", Direction::kToCoordinator, {}},
       {"welcome", Direction::kToAgent, {}},
       {"run", Direction::kToAgent, {"logs"}},
       {"coordinator-beat", Direction::kToAgent, {}},
-      {"assign", Direction::kToAgent, {"job", "attempt", "start_s", "deadline_s", "assignment"}},
-      {"job-command", Direction::kToAgent, {"job", "attempt", "command"}},
-      {"job-end", Direction::kToAgent, {"job", "attempt"}},
+      {"assign",
+       Direction::kToAgent,
+       {"job", "attempt", "worker", "workers", "group", "start_s", "silent_s", "deadline_s",
+        "assignment"}},
+      {"job-command", Direction::kToAgent, {"job", "attempt", "worker", "command"}},
+      {"job-end", Direction::kToAgent, {"job", "attempt", "worker"}},
       {"quit", Direction::kToAgent, {"code", "finalize"}},
       {"start", Direction::kToWorker, {"assignment"}},
       {"command", Direction::kToWorker, {"command"}},
       {"beat", Direction::kFromWorker, {}},
       {"alive", Direction::kFromWorker, {"what"}},
+      {"waiting", Direction::kFromWorker, {}},
       {"started", Direction::kFromWorker, {"step", "total_steps"}},
       {"progress", Direction::kFromWorker, {"progress", "new_tokens"}},
       {"checkpointed", Direction::kFromWorker, {"step", "seconds"}},
@@ -73,6 +107,30 @@ Json parse_message(std::string_view bytes, const std::vector<Direction>& allowed
 Direction message_direction(const Json& message) { return row_of(message_kind(message)).direction; }
 
 const std::string& message_kind(const Json& message) { return message.at("kind").as_string(); }
+
+std::string encode_bulk(const BulkPiece& piece) {
+  std::string bytes;
+  bytes.reserve(kBulkHeaderBytes + piece.payload.size());
+  bytes.push_back(kBulkMark);
+  put_number(static_cast<uint64_t>(piece.group), 8, &bytes);
+  put_number(static_cast<uint64_t>(piece.to), 4, &bytes);
+  put_number(static_cast<uint64_t>(piece.from), 4, &bytes);
+  return bytes.append(piece.payload);
+}
+
+bool is_bulk(std::string_view bytes) { return !bytes.empty() && bytes.front() == kBulkMark; }
+
+BulkPiece decode_bulk(std::string_view bytes) {
+  if (!is_bulk(bytes) || bytes.size() < kBulkHeaderBytes) {
+    throw Error(Reason::kInternal, cat("a bulk piece of ", bytes.size(), " bytes"));
+  }
+  BulkPiece piece;
+  piece.group = static_cast<int64_t>(get_number(bytes.substr(1, 8)));
+  piece.to = static_cast<int>(get_number(bytes.substr(9, 4)));
+  piece.from = static_cast<int>(get_number(bytes.substr(13, 4)));
+  piece.payload = bytes.substr(kBulkHeaderBytes);
+  return piece;
+}
 
 Json to_json(const trainer::JobProgress& progress) {
   return Json::object()

@@ -53,6 +53,9 @@ Json own_hello(const Channel& channel, const Environment& environment) {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   hello.open_file_limit = cat(limit.rlim_cur);
+  hello.slurm_procid = environment.get("SLURM_PROCID").value_or("");
+  hello.slurm_nodeid = environment.get("SLURM_NODEID").value_or("");
+  hello.in_slurm = environment.has("SLURM_JOB_ID");
   return to_json(hello);
 }
 
@@ -70,6 +73,10 @@ RankEnd serve_as_agent(Channel& channel, const Environment& environment, const R
     bool busy = false;
     while (const auto received = channel.try_receive()) {
       busy = true;
+      if (is_bulk(received->bytes)) {
+        agent.take_bulk(received->bytes, now);
+        continue;
+      }
       const Json message = parse_message(received->bytes, {Direction::kToAgent});
       if (message_kind(message) == "welcome") parts.all_heard();
       if (message_kind(message) == "run" && log == nullptr) {
@@ -90,7 +97,7 @@ RankEnd serve_as_agent(Channel& channel, const Environment& environment, const R
     if (busy) back_off.reset();
     std::vector<int> fds = agent.wait_fds();
     if (signals != nullptr) fds.push_back(signals->fd());
-    if (!busy) back_off.wait(fds, now, agent.idle() ? kIdleSeconds : kBriskSeconds);
+    if (!busy) back_off.wait(fds, now, agent.longest_sleep_s(now));
   }
   const double end = monotonic_now() + kFlushSeconds;
   bool flushed = channel.flush();

@@ -21,9 +21,7 @@ void take_record(const Json& record, CoordinatorJob* job) {
   if (what == "job-assigned") {
     job->finished = false;
     const Json& placement = record.at("placement");
-    if (const Json* names = placement.find("gpu_names"); names != nullptr && names->is_array()) {
-      job->place = names->as_array().front().as_string() + " " + placement.get_string("gpu_type");
-    }
+    job->place = record.get_string("place");
     job->predicted_bytes = static_cast<uint64_t>(placement.get_int("predicted_bytes"));
     job->low_bytes = static_cast<uint64_t>(placement.get_int("low_bytes"));
     job->high_bytes = static_cast<uint64_t>(placement.get_int("high_bytes"));

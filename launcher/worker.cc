@@ -9,6 +9,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <fstream>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -26,7 +27,9 @@ namespace {
 
 constexpr double kBeatEverySeconds = 0.5;
 constexpr double kSignEverySeconds = 0.2;  // at most so often: alive and progress
+constexpr double kWaitingEverySeconds = 0.25;
 constexpr int kStartTimeoutMs = 60000;
+constexpr double kMeetSeconds = 60;  // a peer that starts later than that has been ended
 constexpr int kDrainMs = 10000;
 
 /// The link, shared by the job's thread and the beating one.
@@ -122,16 +125,13 @@ class LinkEvents : public trainer::JobEvents {
     link_->send(make_message("warning").set("text", message));
   }
 
+  void waiting() override {
+    take_commands();  // sees the link close
+    if (due(&last_waiting_, kWaitingEverySeconds)) link_->send(make_message("waiting"));
+  }
+
   trainer::JobCommand command() override {
-    while (const std::optional<Json> message = link_->receive()) {
-      if (message_kind(*message) != "command") continue;
-      const std::string command = message->get_string("command");
-      if (command == "stop") pending_ = trainer::JobCommand::kStop;
-      if (command == "checkpoint" && pending_ == trainer::JobCommand::kNone) {
-        pending_ = trainer::JobCommand::kCheckpoint;
-      }
-    }
-    if (link_->closed()) throw Error(Reason::kAgentLost, "the agent is gone");
+    take_commands();
     // A stop holds until the job has returned; a checkpoint is asked for once.
     if (pending_ == trainer::JobCommand::kCheckpoint) {
       return std::exchange(pending_, trainer::JobCommand::kNone);
@@ -148,9 +148,21 @@ class LinkEvents : public trainer::JobEvents {
   }
 
  private:
-  static bool due(double* last) {
+  void take_commands() {
+    while (const std::optional<Json> message = link_->receive()) {
+      if (message_kind(*message) != "command") continue;
+      const std::string command = message->get_string("command");
+      if (command == "stop") pending_ = trainer::JobCommand::kStop;
+      if (command == "checkpoint" && pending_ == trainer::JobCommand::kNone) {
+        pending_ = trainer::JobCommand::kCheckpoint;
+      }
+    }
+    if (link_->closed()) throw Error(Reason::kAgentLost, "the agent is gone");
+  }
+
+  static bool due(double* last, double every_s = kSignEverySeconds) {
     const double now = monotonic_now();
-    if (now - *last < kSignEverySeconds) return false;
+    if (now - *last < every_s) return false;
     *last = now;
     return true;
   }
@@ -160,7 +172,7 @@ class LinkEvents : public trainer::JobEvents {
   trainer::JobProgress last_;
   bool unsent_ = false;
   int64_t new_tokens_ = 0;
-  double last_alive_ = 0, last_progress_ = 0;
+  double last_alive_ = 0, last_progress_ = 0, last_waiting_ = 0;
 };
 
 std::optional<trainer::TrainAssignment> receive_assignment(SharedLink* link) {
@@ -181,17 +193,10 @@ Json failure(Reason reason, const std::string& text) {
   return ended("failed").set("reason", std::string(reason_traits(reason).name)).set("text", text);
 }
 
-Json run_assignment(const trainer::TrainAssignment& assignment, LinkEvents& events,
-                    const JobFunction& job) {
+/// The result of a call as a last word; what it throws is one, too.
+Json word_of(const std::function<Json()>& call) {
   try {
-    const trainer::JobResult result = job(assignment, events);
-    events.send_progress();
-    const bool finished = result.outcome == trainer::JobResult::Outcome::kFinished;
-    return ended(finished ? "finished" : "stopped")
-        .set("progress", to_json(result.last))
-        .set("adapter", result.adapter_directory)
-        .set("planned_bytes", Json(result.planned_bytes))
-        .set("allocated_bytes", Json(result.allocated_bytes));
+    return call();
   } catch (const Error& error) {
     return failure(error.reason(), error.what());
   } catch (const std::bad_alloc&) {
@@ -201,23 +206,52 @@ Json run_assignment(const trainer::TrainAssignment& assignment, LinkEvents& even
   }
 }
 
+std::unique_ptr<GroupTransport> meet(const trainer::TrainAssignment& assignment,
+                                     const std::function<FileDescriptor()>& open_relay,
+                                     LinkEvents* events) {
+  if (assignment.meeting.size() < 2) return nullptr;
+  FileDescriptor relay;
+  if (assignment.meeting.spans_nodes()) relay = open_relay();
+  return join_group(
+      assignment.meeting, assignment.group_rank, std::move(relay), [events] { events->waiting(); },
+      kMeetSeconds);
+}
+
+Json run_assignment(const trainer::TrainAssignment& assignment, LinkEvents& events,
+                    GroupTransport* transport, const JobFunction& job) {
+  const trainer::JobResult result = job(assignment, events, transport);
+  events.send_progress();
+  const bool finished = result.outcome == trainer::JobResult::Outcome::kFinished;
+  return ended(finished ? "finished" : "stopped")
+      .set("progress", to_json(result.last))
+      .set("adapter", result.adapter_directory)
+      .set("planned_bytes", Json(result.planned_bytes))
+      .set("allocated_bytes", Json(result.allocated_bytes));
+}
+
 }  // namespace
 
-int serve_link(FileDescriptor socket, const JobFunction& job) {
+int serve_link(FileDescriptor socket, const std::function<FileDescriptor()>& open_relay,
+               const JobFunction& job) {
   SharedLink link(std::move(socket));
   const std::optional<trainer::TrainAssignment> assignment = receive_assignment(&link);
   if (!assignment) return reason_traits(Reason::kAgentLost).exit_code;
   Json outcome;
+  std::unique_ptr<GroupTransport> transport;
   {
     const Heart heart(&link);
     LinkEvents events(&link);
-    outcome = run_assignment(*assignment, events, job);
+    outcome = word_of([&] {
+      transport = meet(*assignment, open_relay, &events);
+      return run_assignment(*assignment, events, transport.get(), job);
+    });
   }
   link.send(outcome);
+  const bool failed = outcome.get_string("outcome") == "failed";
+  // After the own last word: who learns of it by the abort is not the first to report.
+  if (failed && transport) transport->abort();
   link.drain();
-  return outcome.get_string("outcome") == "failed"
-             ? reason_traits(reason_from_name(outcome.get_string("reason"))).exit_code
-             : 0;
+  return failed ? reason_traits(reason_from_name(outcome.get_string("reason"))).exit_code : 0;
 }
 
 int worker_process_main(int argc, char** argv, const JobFunction& job) {
@@ -231,14 +265,16 @@ int worker_process_main(int argc, char** argv, const JobFunction& job) {
   for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) signal(number, SIG_IGN);
   // The kernel shall take the worker, which can be started again, and not the agent.
   std::ofstream("/proc/self/oom_score_adj") << 500;
-  return serve_link(FileDescriptor(kWorkerLinkFd),
-                    [&job](const trainer::TrainAssignment& given, trainer::JobEvents& events) {
-                      trainer::TrainAssignment assignment = given;
-                      std::string note;
-                      assignment.cpus = bind_process(given.cpus, given.threads, &note);
-                      if (!note.empty()) events.warn(note);
-                      return job(assignment, events);
-                    });
+  return serve_link(
+      FileDescriptor(kWorkerLinkFd), [] { return FileDescriptor(kWorkerRelayFd); },
+      [&job](const trainer::TrainAssignment& given, trainer::JobEvents& events,
+             GroupTransport* transport) {
+        trainer::TrainAssignment assignment = given;
+        std::string note;
+        assignment.cpus = bind_process(given.cpus, given.threads, &note);
+        if (!note.empty()) events.warn(note);
+        return job(assignment, events, transport);
+      });
 }
 
 }  // namespace galley::launcher

@@ -36,10 +36,19 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   return pointers;
 }
 
+/// A copy that setting up the worker's own descriptors cannot overwrite.
+FileDescriptor above_worker_fds(int fd) {
+  if (fd < 0) return FileDescriptor();
+  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, kWorkerRelayFd + 1);
+  if (copy < 0) throw_errno("copy", "a relay's descriptor", errno, Reason::kInternal);
+  return FileDescriptor(copy);
+}
+
 /// What posix_spawn does between the parent and the program.
 class SpawnSettings {
  public:
-  SpawnSettings(int link_fd, const std::string& output_file) {
+  /// `relay_fd`: above the descriptors that a worker gets by number; -1: none.
+  SpawnSettings(int link_fd, int relay_fd, const std::string& output_file) {
     posix_spawn_file_actions_init(&actions_);
     posix_spawn_file_actions_addopen(&actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     const char* output = output_file.empty() ? "/dev/null" : output_file.c_str();
@@ -47,6 +56,7 @@ class SpawnSettings {
                                      O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
     posix_spawn_file_actions_adddup2(&actions_, STDOUT_FILENO, STDERR_FILENO);
     posix_spawn_file_actions_adddup2(&actions_, link_fd, kWorkerLinkFd);
+    if (relay_fd >= 0) posix_spawn_file_actions_adddup2(&actions_, relay_fd, kWorkerRelayFd);
     posix_spawnattr_init(&attributes_);
     sigset_t signals;
     sigfillset(&signals);
@@ -122,7 +132,8 @@ WorkerStarter process_starter(std::string program, Environment environment) {
     auto [own, theirs] = Link::make_sockets();
     std::vector<std::string> words = {"galley", "worker", "--parent", cat(getpid())};
     std::vector<std::string> copies = variables;
-    const SpawnSettings settings(theirs.get(), start.output_file);
+    const FileDescriptor relay = above_worker_fds(start.relay_fd);
+    const SpawnSettings settings(theirs.get(), relay.get(), start.output_file);
     pid_t pid = 0;
     const int error = posix_spawn(&pid, program.c_str(), settings.actions(), settings.attributes(),
                                   pointers(words).data(), pointers(copies).data());

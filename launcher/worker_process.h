@@ -38,6 +38,7 @@ class RunningWorker {
 struct WorkerStart {
   std::string job;
   std::string output_file;  // stdout and stderr of the process; empty: /dev/null
+  int relay_fd = -1;        // memory of its RelayPort, to inherit; -1: its group is on one node
 };
 /// Starts a worker that waits for its assignment on the link. Error(kInternal, kIo, ...).
 using WorkerStarter = std::function<std::unique_ptr<RunningWorker>(const WorkerStart&)>;

@@ -126,12 +126,55 @@ void warn_of_idle_gpus(const std::vector<Hello>& hellos, RunWorld* world) {
       ", but this version trains on the host devices only; the GPUs stay idle"));
 }
 
+/// Under mpirun in a Slurm job ranks inherit the numbers of the batch shell or of mpirun's daemon
+/// on their node, which nobody can help. Where there is no Slurm job, or the same number stands on
+/// several nodes, somebody has exported what a script's shell had.
+void warn_of_slurm_numbers(const std::vector<Hello>& hellos, RunWorld* world) {
+  std::vector<std::string> contradicting;
+  std::map<std::string, std::set<std::string>> hosts;  // by variable and value
+  bool in_slurm = true;
+  for (const Hello& hello : hellos) {
+    in_slurm = in_slurm && hello.in_slurm;
+    if (!hello.slurm_procid.empty()) {
+      hosts["SLURM_PROCID=" + hello.slurm_procid].insert(hello.host);
+      if (hello.slurm_procid != cat(hello.rank)) contradicting.push_back(cat(hello.rank));
+    }
+    if (!hello.slurm_nodeid.empty()) {
+      hosts["SLURM_NODEID=" + hello.slurm_nodeid].insert(hello.host);
+    }
+  }
+  std::vector<std::string> copied;
+  for (const auto& [variable, on] : hosts) {
+    if (on.size() > 1) copied.push_back(variable);
+  }
+  if (copied.empty() && (contradicting.empty() || in_slurm)) return;
+  world->warnings.push_back(
+      cat(copied.empty() ? cat("SLURM_PROCID is not the rank on rank ", join(contradicting, ", "))
+                         : cat(join(copied, " and "), " on several nodes"),
+          ": it was typed or exported in a script. galley takes ranks from MPI and nodes from what "
+          "they call themselves, and ignores it"));
+}
+
+/// The agents that share the GPUs of a node: in turn over the nodes, of one machine.
+std::vector<int> agents_of_node(int node, size_t num_nodes, const std::vector<Hello>& hellos,
+                                const std::vector<int>& agents) {
+  const size_t first = static_cast<size_t>(node) % agents.size();
+  const auto host = [&](size_t i) { return hellos[static_cast<size_t>(agents[i])].host; };
+  std::vector<int> chosen;
+  for (size_t i = first; i < agents.size(); i += std::max<size_t>(num_nodes, 1)) {
+    if (host(i) == host(first)) chosen.push_back(agents[i]);
+  }
+  return chosen;
+}
+
 void add_emulated(const placement::Cluster& file, const std::vector<Hello>& hellos,
                   RunWorld* world) {
   world->cluster = file;
   std::map<std::string, int> gpus_on;
   for (placement::Gpu& gpu : world->cluster.gpus) {
-    const int rank = world->agents[static_cast<size_t>(gpu.node) % world->agents.size()];
+    const std::vector<int> ranks =
+        agents_of_node(gpu.node, world->cluster.nodes.size(), hellos, world->agents);
+    const int rank = ranks[static_cast<size_t>(gpu.local_index) % ranks.size()];
     const std::string& host = hellos[static_cast<size_t>(rank)].host;
     world->gpu_rank.push_back(rank);
     world->gpu_host.push_back(host);
@@ -197,7 +240,10 @@ Json to_json(const Hello& hello) {
       .set("free_memory_bytes", Json(hello.free_memory_bytes))
       .set("visible_gpus", hello.visible_gpus)
       .set("gpu_driver", hello.gpu_driver)
-      .set("open_file_limit", hello.open_file_limit);
+      .set("open_file_limit", hello.open_file_limit)
+      .set("slurm_procid", hello.slurm_procid)
+      .set("slurm_nodeid", hello.slurm_nodeid)
+      .set("in_slurm", hello.in_slurm);
 }
 
 Hello hello_from_json(int rank, const Json& message) {
@@ -221,6 +267,9 @@ Hello hello_from_json(int rank, const Json& message) {
   hello.visible_gpus = message.get_string("visible_gpus");
   hello.gpu_driver = message.get_bool("gpu_driver");
   hello.open_file_limit = message.get_string("open_file_limit");
+  hello.slurm_procid = message.get_string("slurm_procid");
+  hello.slurm_nodeid = message.get_string("slurm_nodeid");
+  hello.in_slurm = message.get_bool("in_slurm");
   return hello;
 }
 
@@ -233,6 +282,7 @@ RunWorld build_world(const std::vector<Hello>& hellos,
   world.agents = choose_agents(hellos);
   warn_of_binding(hellos, &world);
   warn_of_quota(&world);
+  warn_of_slurm_numbers(hellos, &world);
   if (cluster_file) {
     if (!cluster_file->emulated) {
       throw Error(

@@ -34,6 +34,9 @@ struct Hello {
   std::string visible_gpus;     // CUDA_VISIBLE_DEVICES or SLURM_STEP_GPUS there; empty: none
   bool gpu_driver = false;      // a CUDA driver library is loadable there
   std::string open_file_limit;  // soft limit
+  // Slurm's variables as this rank sees them, only to be warned of: who a rank is MPI says.
+  std::string slurm_procid, slurm_nodeid;
+  bool in_slurm = false;
 };
 Json to_json(const Hello& hello);
 Hello hello_from_json(int rank, const Json& message);

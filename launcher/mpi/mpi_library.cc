@@ -4,15 +4,24 @@
 
 #include <cstdio>
 #include <list>
+#include <set>
 #include <string>
 
 namespace {
 
 constexpr int kTag = 1;
+constexpr int kMostStarted = 16;       // receives at once
+constexpr size_t kMostPending = 1024;  // and at all: more would only be memory
 
 struct Sending {
   MPI_Request request = MPI_REQUEST_NULL;
   std::string bytes;  // MPI reads from here until the request is done
+};
+
+struct Receiving {
+  MPI_Request request = MPI_REQUEST_NULL;
+  int from = 0;
+  std::string bytes;  // MPI writes here until the request is done
 };
 
 }  // namespace
@@ -21,7 +30,9 @@ struct GalleyMpiWorld {
   int rank = 0;
   int size = 1;
   std::string version;
-  std::list<Sending> sending;  // a list: addresses stay valid
+  std::list<Sending> sending;  // lists: addresses stay valid
+  std::list<Receiving> receiving;
+  std::string received;  // handed out last
 };
 
 namespace {
@@ -66,22 +77,47 @@ size_t pending_sends(GalleyMpiWorld* world) {
   return world->sending.size();
 }
 
-int probe(GalleyMpiWorld*, int* from, size_t* num_bytes) {
+// A matched receive: what is announced is received by nobody else, also when it takes a while.
+bool start_receive(GalleyMpiWorld* world) {
   int found = 0;
+  MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status;
-  if (MPI_Iprobe(MPI_ANY_SOURCE, kTag, MPI_COMM_WORLD, &found, &status) != MPI_SUCCESS) return 0;
-  if (found == 0) return 0;
+  if (MPI_Improbe(MPI_ANY_SOURCE, kTag, MPI_COMM_WORLD, &found, &message, &status) != MPI_SUCCESS ||
+      found == 0) {
+    return false;
+  }
   int count = 0;
   MPI_Get_count(&status, MPI_BYTE, &count);
-  *from = status.MPI_SOURCE;
-  *num_bytes = static_cast<size_t>(count);
-  return 1;
+  Receiving& receiving = world->receiving.emplace_back();
+  receiving.from = status.MPI_SOURCE;
+  receiving.bytes.resize(static_cast<size_t>(count));
+  const int code =
+      MPI_Imrecv(receiving.bytes.data(), count, MPI_BYTE, &message, &receiving.request);
+  if (code != MPI_SUCCESS) world->receiving.pop_back();
+  return code == MPI_SUCCESS;
 }
 
-int receive(GalleyMpiWorld*, int from, char* bytes, size_t num_bytes) {
-  const int code = MPI_Recv(bytes, static_cast<int>(num_bytes), MPI_BYTE, from, kTag,
-                            MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-  return code == MPI_SUCCESS ? 0 : 1;
+int receive(GalleyMpiWorld* world, int* from, const char** bytes, size_t* num_bytes) {
+  for (int i = 0; i < kMostStarted && world->receiving.size() < kMostPending; ++i) {
+    if (!start_receive(world)) break;
+  }
+  std::set<int> waited_for;  // senders with an older message that is not complete
+  for (auto entry = world->receiving.begin(); entry != world->receiving.end(); ++entry) {
+    if (waited_for.contains(entry->from)) continue;
+    int done = 0;
+    MPI_Test(&entry->request, &done, MPI_STATUS_IGNORE);
+    if (done == 0) {
+      waited_for.insert(entry->from);
+      continue;
+    }
+    *from = entry->from;
+    world->received = std::move(entry->bytes);
+    *bytes = world->received.data();
+    *num_bytes = world->received.size();
+    world->receiving.erase(entry);
+    return 1;
+  }
+  return 0;
 }
 
 void finalize(GalleyMpiWorld* world) {
@@ -91,7 +127,7 @@ void finalize(GalleyMpiWorld* world) {
 
 constexpr GalleyMpiFunctions kFunctions = {
     kGalleyMpiInterface, open_world,    world_rank, world_size, library_version,
-    start_send,          pending_sends, probe,      receive,    finalize,
+    start_send,          pending_sends, receive,    finalize,
 };
 
 }  // namespace

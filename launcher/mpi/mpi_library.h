@@ -10,7 +10,7 @@
 extern "C" {
 
 /// Version of this interface; the caller refuses another one.
-constexpr int kGalleyMpiInterface = 1;
+constexpr int kGalleyMpiInterface = 2;
 
 struct GalleyMpiWorld;  // owned by the library
 
@@ -26,10 +26,10 @@ struct GalleyMpiFunctions {
   int (*send)(GalleyMpiWorld* world, int to, const char* bytes, size_t num_bytes);
   /// Moves sends on; how many are still pending.
   size_t (*pending)(GalleyMpiWorld* world);
-  /// 1 and its sender and size when a message has arrived, else 0.
-  int (*probe)(GalleyMpiWorld* world, int* from, size_t* num_bytes);
-  /// Receives the message that probe() just reported. 0 on success.
-  int (*receive)(GalleyMpiWorld* world, int from, char* bytes, size_t num_bytes);
+  /// Starts to receive what has been announced, and moves it on. 1 when a message is complete: its
+  /// sender, its bytes (valid until the next call) and their number; else 0. Messages of one sender
+  /// come in order; a long one of a sender that has stopped holds nobody else up.
+  int (*receive)(GalleyMpiWorld* world, int* from, const char** bytes, size_t* num_bytes);
   /// MPI_Finalize and release. Only when every rank is alive.
   void (*finalize)(GalleyMpiWorld* world);
 };

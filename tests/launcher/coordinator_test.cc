@@ -49,7 +49,7 @@ class CoordinatorTest : public ::testing::Test {
     take();
   }
   Json news(const std::string& kind, const std::string& job, int attempt) {
-    return make_message(kind).set("job", job).set("attempt", attempt);
+    return make_message(kind).set("job", job).set("attempt", attempt).set("worker", 0);
   }
   void started(int from, const std::string& job, int attempt, int64_t step = 0) {
     tell(from, news("job-started", job, attempt).set("step", step).set("total_steps", 10));

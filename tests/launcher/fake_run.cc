@@ -4,6 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
+#include <span>
 #include <sstream>
 
 #include "engine/core/file.h"
@@ -21,6 +24,75 @@ void write_checkpoint(const std::string& directory, int64_t step) {
   write_file_atomically(checkpoint_file(directory), cat(step));
 }
 
+/// Workers of a group by the job's name: "tp2-a", "pp2-b", "dp3-c"; {1, 1, 1} for others.
+model::ParallelLayout layout_of(const std::string& name) {
+  model::ParallelLayout layout;
+  if (name.size() < 4 || name[3] != '-' || name[2] < '2' || name[2] > '9') return layout;
+  const int count = name[2] - '0';
+  if (name.starts_with("tp")) layout.tp_size = count;
+  if (name.starts_with("pp")) layout.pp_size = count;
+  if (name.starts_with("dp")) layout.dp_size = count;
+  return layout;
+}
+
+/// Every worker tells every other one its step, and the leader whether to stop; true: stop.
+bool exchange(GroupTransport& transport, int64_t step, bool stop) {
+  const std::array<int64_t, 2> mine = {step, stop ? 1 : 0};
+  bool stops = stop;
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    if (peer == transport.rank()) continue;
+    const auto* bytes = reinterpret_cast<const std::byte*>(mine.data());
+    for (size_t sent = 0; sent < sizeof mine;) {
+      const size_t count = transport.try_write(peer, bytes + sent, sizeof mine - sent);
+      sent += count;
+      if (count == 0) transport.wait();
+    }
+  }
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    if (peer == transport.rank()) continue;
+    std::array<int64_t, 2> theirs{};
+    auto* bytes = reinterpret_cast<std::byte*>(theirs.data());
+    for (size_t got = 0; got < sizeof theirs;) {
+      const std::span<const std::byte> ready = transport.readable(peer);
+      const size_t count = std::min(ready.size(), sizeof theirs - got);
+      std::copy_n(ready.begin(), count, bytes + got);
+      if (count > 0) transport.consume(peer, count);
+      got += count;
+      if (count == 0) transport.wait();
+    }
+    GALLEY_CHECK(theirs[0] == step);
+    if (peer == 0) stops = theirs[1] == 1;
+  }
+  return stops;
+}
+
+/// A group on the first free GPUs with enough memory each; nothing while there are too few.
+std::optional<placement::Assignment> place_group(const placement::Cluster& cluster,
+                                                 const placement::QueuedJob& job, uint64_t need,
+                                                 std::vector<bool>* busy) {
+  placement::Assignment assignment;
+  assignment.job = job.name;
+  predictor::PlanShape& shape = assignment.candidate.shape;
+  shape.layout = layout_of(job.name);
+  for (size_t i = 0; i < cluster.gpus.size(); ++i) {
+    const placement::Gpu& gpu = cluster.gpus[i];
+    if ((*busy)[i] || gpu.type.memory_bytes < need) continue;
+    // Pipelines cross nodes: no two stages on one.
+    const bool same_node =
+        !assignment.gpus.empty() &&
+        cluster.gpus[static_cast<size_t>(assignment.gpus.back())].node == gpu.node;
+    if (shape.layout.pp_size > 1 && same_node) continue;
+    if (static_cast<int>(assignment.gpus.size()) == shape.layout.num_workers()) break;
+    assignment.gpus.push_back(static_cast<int>(i));
+    shape.worker_threads.push_back(gpu.threads);
+  }
+  if (static_cast<int>(assignment.gpus.size()) < shape.layout.num_workers()) return std::nullopt;
+  for (const int gpu : assignment.gpus) (*busy)[static_cast<size_t>(gpu)] = true;
+  shape.micro_batch_tokens = 16;
+  assignment.candidate.prediction.predicted_bytes = need;
+  return assignment;
+}
+
 class FakePolicy : public placement::Policy {
  public:
   std::string name() const override { return "fake"; }
@@ -35,6 +107,14 @@ class FakePolicy : public placement::Policy {
     }
     for (const auto& job : queue) {
       const auto need = static_cast<uint64_t>(static_cast<double>(job.spec.sequence) * kGib / 1024);
+      if (layout_of(job.name).num_workers() > 1) {
+        if (auto assignment = place_group(cluster, job, need, &busy)) {
+          plan.start.push_back(*assignment);
+        } else {
+          plan.waiting.push_back(job.name);
+        }
+        continue;
+      }
       int best = -1;
       bool fits = false;
       for (size_t i = 0; i < cluster.gpus.size(); ++i) {
@@ -71,8 +151,8 @@ int64_t fake_checkpoint_step(const std::string& job_directory) {
   return path_exists(file) ? parse_int(read_file(file)).value_or(-1) : -1;
 }
 
-trainer::JobResult fake_job(const trainer::TrainAssignment& assignment,
-                            trainer::JobEvents& events) {
+trainer::JobResult fake_job(const trainer::TrainAssignment& assignment, trainer::JobEvents& events,
+                            GroupTransport* transport) {
   const model::TrainSpec& spec = assignment.spec;
   const std::string& directory = assignment.job_directory;
   make_directories(directory);
@@ -81,7 +161,8 @@ trainer::JobResult fake_job(const trainer::TrainAssignment& assignment,
   trainer::JobResult result;
   result.last.total_steps = spec.max_steps;
   result.last.step = first;
-  events.started(first, spec.max_steps, "");
+  const bool leads = assignment.group_rank == 0;
+  if (leads) events.started(first, spec.max_steps, "");
   const std::string& name = spec.name;
   if (name == "bad") throw Error(Reason::kNumerics, "the loss is not finite");
   if (name == "full") throw Error(Reason::kDiskFull, "no space left for a checkpoint");
@@ -96,15 +177,16 @@ trainer::JobResult fake_job(const trainer::TrainAssignment& assignment,
       for (;;) pause();
     }
     events.alive(cat("step ", step));
+    // The leader says whether this step is the last.
+    bool stop = leads && events.command() == trainer::JobCommand::kStop && step < spec.max_steps;
+    if (transport != nullptr) stop = exchange(*transport, step, stop);
     usleep(static_cast<useconds_t>(spec.learning_rate * 1e3));
     result.last.step = step;
     result.last.loss = 1.0 / static_cast<double>(step);
     result.last.step_tokens = 100;
     result.last.tokens_per_second = 1000;
-    events.progress(result.last);
-    const trainer::JobCommand command = events.command();
-    const bool stop = command == trainer::JobCommand::kStop && step < spec.max_steps;
-    if (stop || step % kStepsPerCheckpoint == 0) {
+    if (leads) events.progress(result.last);
+    if (leads && (stop || step % kStepsPerCheckpoint == 0)) {
       write_checkpoint(directory, step);
       events.checkpointed(step, 0.001);
     }
@@ -113,6 +195,7 @@ trainer::JobResult fake_job(const trainer::TrainAssignment& assignment,
       return result;
     }
   }
+  if (!leads) return result;
   make_directories(directory + "/adapter");
   write_file_atomically(directory + "/adapter/done", cat(spec.max_steps));
   result.adapter_directory = directory + "/adapter";

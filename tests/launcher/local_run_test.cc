@@ -17,9 +17,10 @@ namespace {
 /// A worker as a thread; "killing" it cuts its link, which ends its job.
 class WorkerThread : public RunningWorker {
  public:
-  WorkerThread(FileDescriptor own, FileDescriptor theirs)
-      : link_(std::move(own)), thread_([this, fd = theirs.release()] {
-          code_ = serve_link(FileDescriptor(fd), testing::fake_job);
+  WorkerThread(FileDescriptor own, FileDescriptor theirs, int relay_fd)
+      : link_(std::move(own)), thread_([this, fd = theirs.release(), relay = dup(relay_fd)] {
+          code_ = serve_link(
+              FileDescriptor(fd), [relay] { return FileDescriptor(relay); }, testing::fake_job);
           ended_ = true;
         }) {}
   ~WorkerThread() override {
@@ -62,9 +63,9 @@ class LocalRunTest : public ::testing::Test {
     options.job_file = path_join(folder_, "jobs.txt");
     options.cluster_file = path_join(folder_, "cluster.toml");
     RunParts parts = testing::fake_parts(folder_);
-    parts.start_worker = [](const WorkerStart&) -> std::unique_ptr<RunningWorker> {
+    parts.start_worker = [](const WorkerStart& start) -> std::unique_ptr<RunningWorker> {
       auto [own, theirs] = Link::make_sockets();
-      return std::make_unique<WorkerThread>(std::move(own), std::move(theirs));
+      return std::make_unique<WorkerThread>(std::move(own), std::move(theirs), start.relay_fd);
     };
     auto channels = make_thread_channels(ranks);
     std::vector<int> codes(static_cast<size_t>(ranks), -1);
@@ -109,6 +110,21 @@ TEST_F(LocalRunTest, pain_P020_a_worker_that_throws_fails_its_job_alone) {
 TEST_F(LocalRunTest, bad_input_is_the_code_of_every_rank) {
   EXPECT_EQ(run(3, "a 0 1 1\n"), (std::vector<int>{78, 78, 78}));
   EXPECT_EQ(read_exit_code(directory().path), 78);
+}
+
+TEST_F(LocalRunTest, groups_on_one_node_and_over_two) {
+  EXPECT_EQ(run(3, "pp2-a 7 1 1\ndp2-b 6 1 1\nc 3 1 1\n"), (std::vector<int>{0, 0, 0}));
+  for (const char* job : {"pp2-a", "dp2-b", "c"}) {
+    EXPECT_TRUE(path_exists(directory().job(job) + "/adapter/done")) << job;
+  }
+  for (const Json& record : read_journal(directory().journal())) {
+    if (record.get_string("record") != "job-finished") continue;
+    EXPECT_EQ(record.at("workers").as_array().size(), record.get_string("job") == "c" ? 1u : 2u);
+  }
+}
+
+TEST_F(LocalRunTest, a_group_under_one_agent_that_coordinates_too) {
+  EXPECT_EQ(run(1, "pp2-a 7 1 1\n"), (std::vector<int>{0}));
 }
 
 TEST_F(LocalRunTest, one_rank_coordinates_and_serves) {
