@@ -25,7 +25,7 @@ cluster one.toml 1
 { job pp2 "pp = 2"; job tp2across "tp = 2"; job dp2 "dp = 2"; } > across.toml
 
 submit() {  # JOBS CLUSTER -> prints the job id
-  sbatch --parsable -N2 --ntasks-per-node=3 -D "$work" -o "$work/${1%.toml}.out" \
+  sbatch --parsable -N2 --ntasks-per-node=2 -D "$work" -o "$work/${1%.toml}.out" \
     --export="ALL,PATH=$(dirname "$galley"):/usr/bin:/bin" \
     "$root/slurm/galley.sbatch" "$work/$1" --cluster "$work/$2"
 }
@@ -43,11 +43,11 @@ spans_nodes() {  # RUN JOB: its plan names GPUs of both nodes
 }
 
 id=$(submit inside.toml two.toml)
-check "two GPUs on each node: COMPLETED" wait_for_state "$id" COMPLETED 240
+check "two GPUs on each node: COMPLETED" wait_for_state "$id" COMPLETED 120
 for name in tp2 tp2pp2 pp2dp2; do check "$name: the curve of one worker" same_curve inside $name; done
 check "tp 2 x pp 2 takes both nodes" spans_nodes inside tp2pp2
 id=$(submit across.toml one.toml)
-check "one GPU on each node: COMPLETED" wait_for_state "$id" COMPLETED 240
+check "one GPU on each node: COMPLETED" wait_for_state "$id" COMPLETED 120
 for name in pp2 tp2across dp2; do
   check "$name: the curve of one worker" same_curve across $name
   check "$name takes both nodes" spans_nodes across $name
