@@ -66,6 +66,16 @@ void add_run_flags(CLI::App* sub, RunOptions* run) {
       },
       "stop in time before this long: 90s, 10min, 4h, 01:30:00 (default: from the job file, else "
       "from Slurm)");
+  sub->add_option_function<std::string>(
+      "--worker-timeout",
+      [run](const std::string& text) {
+        run->worker_timeout_s = parse_duration(text);
+        if (!run->worker_timeout_s || *run->worker_timeout_s < 2)
+          throw CLI::ValidationError("--worker-timeout",
+                                     text + " is no time of at least 2s; write 10s or 2min");
+      },
+      "a worker without a sign of life for so long has hung: its group starts again (default: from "
+      "the job file, else 10s)");
 }
 
 void add_run(Parser* p) {

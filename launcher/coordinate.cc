@@ -174,6 +174,7 @@ class Driver {
     settings.checkpoint_every_s = prepared_->checkpoint_every_s;
     settings.keep_checkpoints = prepared_->keep_checkpoints;
     settings.end_at = end_of_wall_time();
+    settings.worker_timeout_s = options_.worker_timeout_s.value_or(prepared_->worker_timeout_s);
     settings.entropy = random_text();
     if (environment_.get("OMPI_MCA_orte_enable_recovery").value_or("0") == "1") {
       settings.lost_agents = LostAgents::kGoOn;
@@ -191,7 +192,8 @@ class Driver {
     line(LogLevel::kInfo, "",
          cat(directory_.path, ": start ", attempt_, ", ", counted(num_jobs, "job"), ", ",
              counted(cluster.gpus.size(), emulated ? "emulated GPU" : "host device"), ", ",
-             counted(coordinator_->world().agents.size(), "agent")));
+             counted(coordinator_->world().agents.size(), "agent"), ", worker timeout ",
+             format_duration(settings.worker_timeout_s)));
     // "Unlimited" is a year to Slurm; nobody needs to read that.
     constexpr double kWorthSaying = 30 * 86400.0;
     if (settings.end_at && *settings.end_at - monotonic_now() < kWorthSaying) {

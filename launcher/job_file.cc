@@ -193,12 +193,15 @@ void read_checkpoint(const ConfigValue& value, const Collector& collector, RunSe
   }
 }
 
+constexpr double kLeastWorkerTimeout = 2;
+
 void read_run_section(const ConfigValue& table, const Collector& collector, RunSettings* run) {
   if (table.kind != Kind::kTable) {
     collector.add(table.line, "run must be a section: [run]");
     return;
   }
-  check_known_keys(table, "[run]", {"directory", "wall_time", "checkpoint"}, collector.faults);
+  check_known_keys(table, "[run]", {"directory", "wall_time", "worker_timeout", "checkpoint"},
+                   collector.faults);
   if (const ConfigValue* directory = table.find("directory")) {
     if (directory->kind != Kind::kString || directory->text.empty()) {
       collector.add(directory->line, "directory must be a path");
@@ -218,6 +221,16 @@ void read_run_section(const ConfigValue& table, const Collector& collector, RunS
     }
     set_option(&run->options, "wall_time", wall_time->to_toml(),
                cat(collector.file, ":", wall_time->line));
+  }
+  if (const ConfigValue* timeout = table.find("worker_timeout")) {
+    read_duration_option(*timeout, "worker_timeout", collector, &run->worker_timeout_s);
+    if (run->worker_timeout_s < kLeastWorkerTimeout) {
+      collector.add(timeout->line,
+                    "worker_timeout must be at least 2s: workers give a sign of life "
+                    "every half second");
+    }
+    set_option(&run->options, "worker_timeout", timeout->to_toml(),
+               cat(collector.file, ":", timeout->line));
   }
   if (const ConfigValue* checkpoint = table.find("checkpoint"))
     read_checkpoint(*checkpoint, collector, run);
@@ -322,6 +335,7 @@ JobFile read_job_file(const std::string& path, const Environment& environment) {
   for (const auto& [key, value] :
        std::vector<std::pair<std::string, std::string>>{{"directory", "\"runs\""},
                                                         {"wall_time", "\"auto\""},
+                                                        {"worker_timeout", "\"10s\""},
                                                         {"checkpoint.every", "\"10min\""},
                                                         {"checkpoint.keep", "2"}}) {
     file.run.options.push_back({key, value, "default"});

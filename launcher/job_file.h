@@ -36,6 +36,7 @@ struct RunSettings {
   std::optional<double> wall_time_s;  // nothing: "auto", from Slurm
   double checkpoint_every_s = 600;
   int keep_checkpoints = 2;
+  double worker_timeout_s = 10;  // see CoordinatorSettings
   std::vector<OptionOrigin> options;
 };
 

@@ -69,6 +69,8 @@ std::vector<std::string> mpirun_line(const LaunchOptions& options, const LaunchP
   if (options.run.skip_bad_jobs) add(&words, {"--skip-bad-jobs"});
   if (options.run.wall_time_s)
     add(&words, {"--wall-time", format("%.3fs", *options.run.wall_time_s)});
+  if (options.run.worker_timeout_s)
+    add(&words, {"--worker-timeout", format("%.3fs", *options.run.worker_timeout_s)});
   add(&words, {"--events-for-launch", options.run.job_file});
   return words;
 }

@@ -369,6 +369,7 @@ PreparedRun prepare_jobs(const PrepareOptions& options, const Environment& envir
   PreparedRun run;
   run.checkpoint_every_s = file.run.checkpoint_every_s;
   run.keep_checkpoints = file.run.keep_checkpoints;
+  run.worker_timeout_s = file.run.worker_timeout_s;
   run.wall_time_s = file.run.wall_time_s;
   run.run_directory = options.run_directory;
   run.resolved = to_json(file);

@@ -35,6 +35,7 @@ struct PreparedRun {
   std::vector<std::pair<std::string, std::string>> bad_jobs;  // name, reason; with skip_bad_jobs
   double checkpoint_every_s = 600;
   int keep_checkpoints = 2;
+  double worker_timeout_s = 10;
   std::optional<double> wall_time_s;  // as the job file says; nothing: from Slurm
   std::string run_directory;          // runs/STEM
   Json resolved;                      // every option with its origin

@@ -22,7 +22,8 @@ struct RunOptions {
   std::string cluster_file;  // empty: what the ranks report
   std::string run_name;      // empty: stem of the job file
   bool skip_bad_jobs = false;
-  std::optional<double> wall_time_s;  // --wall-time; else the job file's; else Slurm's
+  std::optional<double> wall_time_s;       // --wall-time; else the job file's; else Slurm's
+  std::optional<double> worker_timeout_s;  // --worker-timeout; else the job file's
   EventOutput events = EventOutput::kPlain;
 };
 

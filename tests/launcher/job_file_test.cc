@@ -246,6 +246,7 @@ TEST(JobFile, wrong_values_are_refused_each_with_its_key) {
       {"plan = { tp = 1, sequence_parallel = true }", "plan.tp is 1"},
       {"[run]\nwall_time = \"long\"", "wall_time"},
       {"[run]\nwall_time = -5", "wall_time"},
+      {"[run]\nworker_timeout = \"1s\"", "at least 2s"},
       {"[run]\ncheckpoint = { keep = 0 }", "checkpoint.keep"},
       {"[run]\ncheckpoint = 5", "checkpoint"},
       {"[run]\ndirectory = \"\"", "directory"},
@@ -432,7 +433,8 @@ TEST(JobFile, the_reference_names_every_option) {
   for (const TrainOption& option : train_options()) {
     expect_in(text, cat("| `", option.key, "` |"));
   }
-  for (const char* key : {"directory", "wall_time", "checkpoint.every", "checkpoint.keep"}) {
+  for (const char* key : {"directory", "wall_time", "worker_timeout", "checkpoint.every",
+                          "checkpoint.keep"}) {
     expect_in(text, cat("| `", key, "` |"));
   }
 }

@@ -16,7 +16,6 @@ int main(int argc, char** argv) {
   const galley::Environment environment = galley::Environment::current();
   LaunchOptions launch;
   RunOptions& run = launch.run;
-  double worker_timeout_s = 10;
   for (int i = 2; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (word == "--events-for-launch") {
@@ -30,8 +29,8 @@ int main(int argc, char** argv) {
       run.run_name = argv[++i];
     } else if (word == "--wall-time") {
       run.wall_time_s = galley::parse_duration(argv[++i]);
-    } else if (word == "--deadline") {
-      worker_timeout_s = galley::parse_duration(argv[++i]).value_or(worker_timeout_s);
+    } else if (word == "--deadline" || word == "--worker-timeout") {
+      run.worker_timeout_s = galley::parse_duration(argv[++i]);
     } else if (word == "--requeue") {
       launch.requeue = true;
     } else if (word == "-n") {
@@ -42,6 +41,5 @@ int main(int argc, char** argv) {
   }
   if (command == "launch") return launch_main(launch, environment);
   RunParts parts = testing::fake_parts("runs");
-  parts.coordinator.worker_timeout_s = worker_timeout_s;
   return run_main_with(run, environment, parts);
 }

@@ -53,3 +53,5 @@ expect_in "tp2-a  *starts on n1:gpu0-1 a100-40gb (tp 2)" log
 expect "$(grep -l 'attempt 1 (. of 2)' runs/fake/logs/rank-*.log | wc -l)" 2 "agents of the group"
 storm pp2-b two.toml
 expect_in "pp2-b  *starts on n1:gpu0 + n2:gpu0 a100-40gb (pp 2)" log
+# pain_P017: the timeout is one option, said in the run's first line.
+expect_in "worker timeout 2" log

@@ -23,5 +23,5 @@ done
 rm -rf runs; printf 'a 5 10 0.1\nb 5 10 0.1\n' > fake
 timeout 50 $M -n 2 "$G" run fake > stdout 2> log
 expect $? 0 "exit code on the host device"
-expect_in "1 host device, 1 agent$" log
+expect_in "1 host device, 1 agent, worker timeout 10" log
 expect_in "b  *waits for a GPU" log
