@@ -136,6 +136,15 @@ std::string jobs_csv(const std::vector<JobRow>& rows, const std::string& slurm_j
 }
 
 Json to_json(const JobRow& row) {
+  Json workers = Json::array();
+  for (const WorkerRow& worker : row.workers) {
+    workers.push(Json::object()
+                     .set("place", worker.place)
+                     .set("predicted_bytes", Json(worker.predicted_bytes))
+                     .set("low_bytes", Json(worker.low_bytes))
+                     .set("high_bytes", Json(worker.high_bytes))
+                     .set("peak_bytes", Json(worker.peak_bytes)));
+  }
   return Json::object()
       .set("job", row.name)
       .set("state", std::string(job_state_name(row.state)))
@@ -146,6 +155,7 @@ Json to_json(const JobRow& row) {
       .set("low_bytes", Json(row.low_bytes))
       .set("high_bytes", Json(row.high_bytes))
       .set("peak_bytes", Json(row.totals.peak_bytes))
+      .set("workers", std::move(workers))
       .set("attempts", row.totals.attempts)
       .set("restarts", row.totals.restarts)
       .set("gpu_seconds", row.totals.gpu_seconds)
@@ -169,6 +179,15 @@ JobRow job_row_from_json(const Json& json) {
   row.totals.restarts = static_cast<int>(json.get_int("restarts"));
   row.totals.gpu_seconds = json.get_double("gpu_seconds");
   row.totals.tokens = json.get_int("tokens");
+  if (const Json* workers = json.find("workers")) {
+    for (const Json& worker : workers->as_array()) {
+      const auto bytes = [&worker](const char* key) {
+        return static_cast<uint64_t>(worker.get_int(key));
+      };
+      row.workers.push_back({worker.get_string("place"), bytes("predicted_bytes"),
+                             bytes("low_bytes"), bytes("high_bytes"), bytes("peak_bytes")});
+    }
+  }
   row.adapter = json.get_string("adapter");
   row.reason = json.get_string("reason");
   return row;

@@ -64,6 +64,10 @@ void add_job(const JobRow& row, Table* table) {
        memory_of(row.totals.peak_bytes, row.predicted_bytes),
        running && row.seconds_left >= 0 ? format_duration(row.seconds_left) : "-",
        cat(row.totals.restarts), row.state == JobState::kFinished ? row.adapter : note});
+  for (const WorkerRow& worker : row.workers) {
+    table->add({"", "", "  " + worker.place, "", "", "",
+                memory_of(worker.peak_bytes, worker.predicted_bytes), "", "", ""});
+  }
 }
 
 }  // namespace

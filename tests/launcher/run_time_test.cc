@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <set>
 
 #include "engine/core/file.h"
 #include "engine/core/journal.h"
@@ -234,6 +236,61 @@ TEST(WorldTest, emulated_nodes_are_dealt_to_agents_in_turn) {
   for (const placement::Gpu& gpu : world.cluster.gpus) EXPECT_EQ(gpu.threads, 1);
 }
 
+TEST(WorldTest, agents_of_one_machine_share_the_gpus_of_a_node) {
+  const auto cluster = testing::fake_cluster({{8, 8, 8}});
+  EXPECT_EQ(build_world({hello(0, "x"), hello(1, "x"), hello(2, "x")}, cluster).gpu_rank,
+            (std::vector<int>{1, 2, 1}));
+  // Workers of one node meet through shared memory: never on two machines.
+  EXPECT_EQ(build_world({hello(0, "x"), hello(1, "x"), hello(2, "y")}, cluster).gpu_rank,
+            (std::vector<int>{1, 1, 1}));
+}
+
+TEST(WorldTest, pain_P001_a_machine_is_what_its_ranks_call_it) {
+  // A full name instead of the short one decides nothing: ranks are compared with each other only.
+  const RunWorld world = build_world(
+      {hello(0, "n1.site.org"), hello(1, "n1.site.org"), hello(2, "n2-ib")}, std::nullopt);
+  EXPECT_EQ(world.agents, (std::vector<int>{1, 2}));
+  EXPECT_EQ(world.cluster.nodes.size(), 2u);
+}
+
+TEST(WorldTest, pain_P009_ranks_with_one_visible_gpu_or_all_of_them_give_the_same_devices) {
+  const auto world_of = [](const std::function<std::string(int)>& visible) {
+    std::vector<Hello> hellos;
+    for (int rank = 0; rank < 9; ++rank) {
+      hellos.push_back(hello(rank, "x"));
+      hellos.back().visible_gpus = visible(rank);
+    }
+    return build_world(hellos, testing::fake_cluster({{8, 8, 8, 8, 8, 8, 8, 8}}));
+  };
+  const RunWorld one = world_of([](int rank) { return cat(rank); });
+  const RunWorld all = world_of([](int) { return "0,1,2,3,4,5,6,7"; });
+  EXPECT_EQ(one.gpu_rank, all.gpu_rank);
+  EXPECT_EQ(std::set<int>(one.gpu_rank.begin(), one.gpu_rank.end()).size(), 8u);
+}
+
+TEST(WorldTest, pain_P011_more_agents_than_gpus_do_no_harm) {
+  const auto cluster = testing::fake_cluster({{8}});
+  const RunWorld world =
+      build_world({hello(0, "x"), hello(1, "x"), hello(2, "x"), hello(3, "x")}, cluster);
+  EXPECT_EQ(world.gpu_rank, (std::vector<int>{1}));
+  EXPECT_EQ(world.agents.size(), 3u);
+}
+
+TEST(WorldTest, pain_P003_numbers_of_slurm_are_ignored_and_told_where_they_cannot_be_right) {
+  const auto warnings = [](const std::string& other_host, bool in_slurm) {
+    std::vector<Hello> hellos = {hello(0, "x"), hello(1, other_host)};
+    for (Hello& each : hellos) {
+      each.slurm_procid = each.slurm_nodeid = "0";
+      each.in_slurm = in_slurm;
+    }
+    return build_world(hellos, std::nullopt).warnings;
+  };
+  EXPECT_EQ(warnings("x", false).size(), 1u);
+  EXPECT_EQ(warnings("y", true).size(), 1u);
+  EXPECT_NE(warnings("y", true)[0].find("SLURM_NODEID=0"), std::string::npos);
+  EXPECT_TRUE(warnings("x", true).empty());  // what mpirun's ranks inherit from the batch shell
+}
+
 TEST(WorldTest, real_gpus_of_a_cluster_file_cannot_run_here) {
   auto cluster = testing::fake_cluster({{8}});
   cluster.emulated = false;
@@ -374,6 +431,12 @@ JobRow running_row() {
 }
 
 TEST(ProgressTest, rows_travel_whole_and_read_well) {
+  JobRow group = running_row();
+  group.workers = {{"n1:gpu0 a", 4, 3, 5, 2}, {"n2:gpu1 b", 8, 7, 9, 6}};
+  const JobRow group_read = job_row_from_json(to_json(group));
+  ASSERT_EQ(group_read.workers.size(), 2u);
+  EXPECT_EQ(group_read.workers[1].place, "n2:gpu1 b");
+  EXPECT_EQ(group_read.workers[1].high_bytes, 9u);
   const JobRow row = job_row_from_json(to_json(running_row()));
   EXPECT_EQ(progress_text(row), progress_text(running_row()));
   const std::string text = progress_text(row);

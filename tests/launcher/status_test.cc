@@ -55,7 +55,7 @@ TEST(Status, TableHasPlaceSpeedMemoryAndTimeLeft) {
   const FoundStatus found{.status = one_running_job(), .record = std::nullopt};
   const std::string text = status_text("runs/jobs", found, kNow + 2);
   for (const char* part :
-       {"start 2, coordinated on n1, Slurm job 4711, as of 2 s ago", "n1:gpu0-1 a100-40gb (tp 2)",
+       {"start 2, coordinated on n1, Slurm job 4711, as of 2.0 s ago", "n1:gpu0-1 a100-40gb (tp 2)",
         "120/1840", "1.2034", "6.1 k", "30.0 GiB of 31.0 GiB", "2 h 58 min", "waiting"}) {
     expect_in(text, part);
   }
