@@ -433,8 +433,8 @@ TEST(JobFile, the_reference_names_every_option) {
   for (const TrainOption& option : train_options()) {
     expect_in(text, cat("| `", option.key, "` |"));
   }
-  for (const char* key : {"directory", "wall_time", "worker_timeout", "checkpoint.every",
-                          "checkpoint.keep"}) {
+  for (const char* key :
+       {"directory", "wall_time", "worker_timeout", "checkpoint.every", "checkpoint.keep"}) {
     expect_in(text, cat("| `", key, "` |"));
   }
 }
