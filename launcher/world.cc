@@ -127,8 +127,8 @@ void warn_of_idle_gpus(const std::vector<Hello>& hellos, RunWorld* world) {
 }
 
 /// Under mpirun in a Slurm job ranks inherit the numbers of the batch shell or of mpirun's daemon
-/// on their node, which nobody can help. Where there is no Slurm job, or the same number stands on
-/// several nodes, somebody has exported what a script's shell had.
+/// on their node, which nobody can help. Where there is no Slurm job, somebody has exported what a
+/// script's shell had.
 void warn_of_slurm_numbers(const std::vector<Hello>& hellos, RunWorld* world) {
   std::vector<std::string> contradicting;
   std::map<std::string, std::set<std::string>> hosts;  // by variable and value
@@ -147,7 +147,7 @@ void warn_of_slurm_numbers(const std::vector<Hello>& hellos, RunWorld* world) {
   for (const auto& [variable, on] : hosts) {
     if (on.size() > 1) copied.push_back(variable);
   }
-  if (copied.empty() && (contradicting.empty() || in_slurm)) return;
+  if (in_slurm || (copied.empty() && contradicting.empty())) return;
   world->warnings.push_back(
       cat(copied.empty() ? cat("SLURM_PROCID is not the rank on rank ", join(contradicting, ", "))
                          : cat(join(copied, " and "), " on several nodes"),

@@ -51,6 +51,14 @@ bool possible(const model::ModelConfig& config, const model::ParallelLayout& lay
 
 }  // namespace
 
+GroupSearch::GroupSearch(const Cluster& cluster, const QueuedJob& job)
+    : cluster_(cluster), job_(job) {
+  std::map<int, int64_t> on_node;
+  int64_t most = 0;
+  for (const Gpu& gpu : cluster.gpus) most = std::max(most, ++on_node[gpu.node]);
+  spans_nodes_ = job.spec.tp > most;
+}
+
 std::vector<model::ParallelLayout> GroupSearch::layouts(const std::vector<bool>& may_use) const {
   std::map<int, int> on_node;
   int total = 0, most_on_node = 0;
@@ -64,6 +72,7 @@ std::vector<model::ParallelLayout> GroupSearch::layouts(const std::vector<bool>&
   const bool pinned = spec.tp > 0 && spec.pp > 0;
   const int most = pinned ? total : std::min(total, std::max(kMostGpus, layout.dp_size));
   std::vector<model::ParallelLayout> all;
+  if (spans_nodes_) most_on_node = total;
   for (int tp = pinned_or_one(spec.tp); tp <= std::min(most_on_node, most); ++tp) {
     for (int pp = pinned_or_one(spec.pp); tp * pp * layout.dp_size <= most; ++pp) {
       layout.tp_size = tp;
@@ -90,39 +99,49 @@ int GroupSearch::kind_of(const std::vector<GpuIndex>& gpus) {
   return static_cast<int>(kinds_.size()) - 1;
 }
 
-/// As many blocks as there are, of like GPUs where they reach; sorted by goes_before() of their
-/// first GPU, equal ones by node.
-GroupSearch::Blocks GroupSearch::make_blocks(int tp_size, const std::vector<bool>& may_use) {
-  Blocks blocks;
-  const auto add = [&](std::vector<GpuIndex> gpus, int node) {
-    const int kind = kind_of(gpus);
-    blocks.push_back({std::move(gpus), node, kind});
+/// Blocks of these GPUs, of like ones where they reach.
+void GroupSearch::add_blocks(int tp_size, std::vector<GpuIndex> gpus, int node, Blocks* blocks) {
+  const auto size = static_cast<size_t>(tp_size);
+  const auto cut = [&](std::vector<GpuIndex>* from) {
+    while (from->size() >= size) {
+      std::vector<GpuIndex> block(from->begin(), from->begin() + tp_size);
+      from->erase(from->begin(), from->begin() + tp_size);
+      const int kind = kind_of(block);
+      blocks->push_back({std::move(block), node, kind});
+    }
   };
-  for (size_t node = 0; node < cluster_.nodes.size(); ++node) {
-    std::map<std::string, std::vector<GpuIndex>> like;
-    for (size_t i = 0; i < may_use.size(); ++i) {
-      const Gpu& gpu = cluster_.gpus[i];
-      if (may_use[i] && gpu.node == static_cast<int>(node))
-        like[kind_text(gpu)].push_back(static_cast<GpuIndex>(i));
+  std::map<std::string, std::vector<GpuIndex>> like;
+  for (const GpuIndex gpu : gpus) {
+    like[kind_text(cluster_.gpus[static_cast<size_t>(gpu)])].push_back(gpu);
+  }
+  std::vector<GpuIndex> left;
+  for (auto& [kind, alike] : like) {
+    cut(&alike);
+    left.insert(left.end(), alike.begin(), alike.end());
+  }
+  std::stable_sort(left.begin(), left.end(), [&](GpuIndex a, GpuIndex b) {
+    return goes_before(cluster_.gpus[static_cast<size_t>(a)],
+                       cluster_.gpus[static_cast<size_t>(b)]);
+  });
+  cut(&left);
+}
+
+/// As many blocks as there are; sorted by goes_before() of their first GPU, equal ones by node.
+GroupSearch::Blocks GroupSearch::make_blocks(int tp_size, const std::vector<bool>& may_use) {
+  std::map<int, std::vector<GpuIndex>> on_node;
+  for (size_t i = 0; i < may_use.size(); ++i) {
+    if (may_use[i]) {
+      on_node[spans_nodes_ ? 0 : cluster_.gpus[i].node].push_back(static_cast<GpuIndex>(i));
     }
-    std::vector<GpuIndex> left;
-    for (auto& [kind, gpus] : like) {
-      size_t at = 0;
-      for (; at + static_cast<size_t>(tp_size) <= gpus.size(); at += static_cast<size_t>(tp_size)) {
-        add({gpus.begin() + static_cast<long>(at), gpus.begin() + static_cast<long>(at) + tp_size},
-            static_cast<int>(node));
-      }
-      left.insert(left.end(), gpus.begin() + static_cast<long>(at), gpus.end());
-    }
-    std::stable_sort(left.begin(), left.end(), [&](GpuIndex a, GpuIndex b) {
-      return goes_before(cluster_.gpus[static_cast<size_t>(a)],
-                         cluster_.gpus[static_cast<size_t>(b)]);
+  }
+  Blocks blocks;
+  for (auto& [node, gpus] : on_node) {
+    // Neighbours on a node first, whatever the order of the cluster's list.
+    std::stable_sort(gpus.begin(), gpus.end(), [&](GpuIndex a, GpuIndex b) {
+      return cluster_.gpus[static_cast<size_t>(a)].node <
+             cluster_.gpus[static_cast<size_t>(b)].node;
     });
-    for (size_t at = 0; at + static_cast<size_t>(tp_size) <= left.size();
-         at += static_cast<size_t>(tp_size)) {
-      add({left.begin() + static_cast<long>(at), left.begin() + static_cast<long>(at) + tp_size},
-          static_cast<int>(node));
-    }
+    add_blocks(tp_size, gpus, node, &blocks);
   }
   std::stable_sort(blocks.begin(), blocks.end(), [&](const Block& a, const Block& b) {
     return goes_before(cluster_.gpus[static_cast<size_t>(a.gpus.back())],

@@ -24,21 +24,24 @@ struct FoundGroup {
 /// Of one job on one cluster; both must outlive it.
 class GroupSearch {
  public:
-  GroupSearch(const Cluster& cluster, const QueuedJob& job) : cluster_(cluster), job_(job) {}
+  GroupSearch(const Cluster& cluster, const QueuedJob& job);
 
   /// The best group of the GPUs that `may_use` allows (by GpuIndex), or nothing.
   std::optional<FoundGroup> best(const std::vector<bool>& may_use);
   /// Why best() found nothing on those GPUs, with the smallest need and what would fit.
   std::string refusal(const std::vector<bool>& may_use);
+  /// Tensor-parallel workers of one stage have to be on several nodes.
+  bool spans_nodes() const { return spans_nodes_; }
 
  private:
-  /// GPUs of one stage of one replica: tp of them, on one node.
+  /// GPUs of one stage of one replica: tp of them, on one node (but see spans_nodes_).
   struct Block {
     std::vector<GpuIndex> gpus;
     int node = 0, kind = 0;
   };
   using Blocks = std::vector<Block>;
 
+  void add_blocks(int tp_size, std::vector<GpuIndex> gpus, int node, Blocks* blocks);
   std::vector<model::ParallelLayout> layouts(const std::vector<bool>& may_use) const;
   Blocks make_blocks(int tp_size, const std::vector<bool>& may_use);
   std::vector<std::vector<int>> kind_counts(const Blocks& blocks, int wanted) const;
@@ -53,6 +56,9 @@ class GroupSearch {
 
   const Cluster& cluster_;
   const QueuedJob& job_;
+  // tp is pinned to more GPUs than any node of the cluster has: then, and only then, its workers
+  // may be on several nodes.
+  bool spans_nodes_ = false;
   std::vector<std::vector<std::string>> kinds_;  // by kind: what its GPUs are, each
   std::map<std::string, predictor::Candidate> known_;
   std::optional<FoundGroup> smallest_;  // of those that did not fit

@@ -196,6 +196,10 @@ class BestFit : public Policy {
     if (found) {
       Assignment assignment{job.name, found->gpus, found->candidate, ""};
       assignment.explanation = group_explanation(cluster, job, *found);
+      if (search.spans_nodes()) {
+        assignment.explanation +=
+            "; no node has as many GPUs, so the sums of every layer cross the network";
+      }
       if (avoided)
         assignment.explanation += "; some of them failed this job before, nothing else is free";
       start(std::move(assignment), round);

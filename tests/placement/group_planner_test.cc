@@ -169,9 +169,18 @@ TEST(GroupPlanner, tensor_parallel_stays_on_a_node_and_pipelines_cross) {
   EXPECT_EQ(shape_of(result.start[0]).layout.pp_size, 2);
   QueuedJob pinned = queued;
   pinned.spec.tp = 2;
-  const PlacementPlan refused = plan(cluster, {pinned});
-  ASSERT_EQ(refused.refused.size(), 1u);
-  expect_in(refused.refused[0].reason, "tp 2 needs 2 GPUs on one node");
+  // Who insists gets it, and is told what it costs.
+  const PlacementPlan across = plan(cluster, {pinned});
+  ASSERT_EQ(across.start.size(), 1u);
+  EXPECT_EQ(shape_of(across.start[0]).layout.tp_size, 2);
+  expect_in(across.start[0].explanation, "cross the network");
+  EXPECT_LT(across.start[0].candidate.prediction.tokens_per_second,
+            result.start[0].candidate.prediction.tokens_per_second);
+  // Where a node has enough, the job waits for it instead.
+  const Cluster roomy = cluster_of({{{mib, 2}}, {{mib}}});
+  const PlacementPlan waits =
+      policy_best_fit()->plan(roomy, {{.name = "busy", .gpus = {0}}}, {pinned}, 0);
+  EXPECT_EQ(waits.waiting, std::vector<std::string>{"a"});
 }
 
 TEST(GroupPlanner, pins_are_honoured_in_every_combination) {
