@@ -24,7 +24,7 @@ struct AgentSettings {
   double memory_report_s = 1;        // a new peak is told at most so often
   double first_word_s = 30;          // from the start of a worker's program to its first message
   double leave_s = 10;               // from its last word to its end
-  double coordinator_silent_s = 60;  // after the first beat: the coordinator is gone
+  double coordinator_silent_s = 25;  // after the first beat: the coordinator is gone
   std::string host;
 };
 
