@@ -8,6 +8,7 @@
 #include "engine/core/strings.h"
 #include "engine/model/adapter_file.h"
 #include "trainer/batch_split.h"
+#include "trainer/checkpoint.h"
 
 namespace galley::trainer {
 namespace {
@@ -142,6 +143,24 @@ TEST(GroupJobFaults, the_same_command_finds_the_finished_job) {
   ASSERT_EQ(again.failure, nullptr);
   EXPECT_EQ(again.leader.note, "already finished");
   EXPECT_EQ(job.adapter_text(), adapter);
+}
+
+TEST(GroupJobExport, pain_P062_tied_and_untied_models_export_the_same_way) {
+  for (const bool tied : {true, false}) {
+    SCOPED_TRACE(tied ? "tied" : "untied");
+    ToyJob job = make_toy_job(cat("export_", tied));
+    const std::string& folder = job.assignment.spec.model;
+    model::testing::write_toy_folder(
+        folder, model::testing::toy_config_json().set("tie_word_embeddings", tied));
+    ASSERT_EQ(run_on(job, layout_of(2, 1, 1), 5).failure, nullptr);
+    const std::string path = checkpoint_path(job.assignment.job_directory,
+                                             newest_checkpoint_step(job.assignment.job_directory));
+    const std::string out = job.root + "/peft";
+    export_checkpoint(path, out);
+    const auto exported = model::read_adapter(out, model::read_model_config(folder));
+    EXPECT_EQ(exported.values, read_checkpoint(path).values);
+    EXPECT_EQ(exported.linears.size(), read_checkpoint_record(path).linears.size());
+  }
 }
 
 TEST(GroupJobShares, pain_P064_unequal_shares_of_a_batch_keep_the_token_mean) {

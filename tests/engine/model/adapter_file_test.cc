@@ -119,6 +119,19 @@ TEST_F(AdapterFile, pain_P095_other_prefix_is_refused_listing_keys) {
   EXPECT_NE(text.find(names[0]), std::string::npos) << text;
 }
 
+TEST_F(AdapterFile, pain_P061_keys_of_the_head_are_refused_and_never_skipped) {
+  rewrite([&](TensorToWrite* tensor) {
+    const size_t at = tensor->name.find("model.layers.0.self_attn.q_proj");
+    if (at != std::string::npos) {
+      tensor->name.replace(at, std::string("model.layers.0.self_attn.q_proj").size(), "lm_head");
+    }
+    return true;
+  });
+  const auto [reason, text] = refusal();
+  EXPECT_EQ(reason, Reason::kBadCheckpoint);
+  EXPECT_NE(text.find("lm_head"), std::string::npos) << text;
+}
+
 TEST_F(AdapterFile, pain_P096_an_adapter_that_changes_nothing_is_an_error) {
   rewrite([](TensorToWrite*) { return false; });
   const auto [reason, text] = refusal();

@@ -57,6 +57,22 @@ TEST(Lora, pain_P185_one_good_entry_does_not_hide_a_bad_one) {
   EXPECT_EQ(refusal({.rank = 4, .targets = {"embed_tokens"}}).first, Reason::kUnsupported);
 }
 
+TEST(Lora, pain_P059_the_head_of_a_tied_model_is_no_target_and_that_is_said) {
+  for (const bool tied : {true, false}) {
+    ModelConfig tied_config = toy();
+    tied_config.tied_embeddings = tied;
+    for (const char* target : {"lm_head", "embed_tokens"}) {
+      try {
+        adapted_linears(tied_config, {.rank = 4, .targets = {"q_proj", target}});
+        FAIL() << target;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.reason(), Reason::kUnsupported);
+        EXPECT_NE(std::string(error.what()).find(target), std::string::npos) << error.what();
+      }
+    }
+  }
+}
+
 TEST(Lora, nonsense_settings) {
   EXPECT_EQ(refusal({.rank = 0}).first, Reason::kBadConfig);
   EXPECT_EQ(refusal({.rank = 17}).first, Reason::kBadConfig);  // k_proj is 16 x 32
