@@ -88,8 +88,10 @@ struct JobRow {
   std::string place;  // "n1:gpu0 a100-40gb", "n1:gpu0-1 a100-40gb (tp 2)"
   trainer::JobProgress progress;
   double seconds_left = -1;  // -1: not known yet
-  // Of a group: of the worker with the least room; totals.peak_bytes: the largest of all workers.
+  // Of a group: of the worker with the least room; totals.peak_bytes: the largest of all workers
+  // and attempts; attempt_peak_bytes: of that worker in this attempt.
   uint64_t predicted_bytes = 0, low_bytes = 0, high_bytes = 0;
+  uint64_t attempt_peak_bytes = 0;
   std::vector<WorkerRow> workers;  // by group rank; empty alone
   JobTotals totals;
   std::string adapter;  // when finished

@@ -122,8 +122,14 @@ JobRow Coordinator::row_of(const Job& job, double now) const {
     row.low_bytes = candidate.prediction.low_bytes;
     row.high_bytes = candidate.prediction.high_bytes;
   }
-  for (size_t worker = 0; gpus.size() > 1 && worker < gpus.size(); ++worker) {
+  row.attempt_peak_bytes = gpus.empty() ? row.totals.peak_bytes : 0;
+  for (size_t worker = 0; worker < gpus.size(); ++worker) {
     const predictor::WorkerNeed need = need_of(candidate.prediction, static_cast<int>(worker));
+    if (need.predicted_bytes == row.predicted_bytes) {
+      row.attempt_peak_bytes =
+          std::max(row.attempt_peak_bytes, job.attempt.members()[worker].peak_bytes);
+    }
+    if (gpus.size() == 1) continue;
     row.workers.push_back({place_text(world_.cluster, {gpus[worker]}, {}), need.predicted_bytes,
                            need.low_bytes, need.high_bytes,
                            job.attempt.members()[worker].peak_bytes});

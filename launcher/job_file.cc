@@ -268,6 +268,10 @@ void check_top_level(const ConfigValue& root, const Collector& collector) {
                     cat("[[", key, "]] is not available in this version; remove the section",
                         key == "generate" ? " and use the command `galley generate`" : ""),
                     Reason::kNotAvailable);
+    } else if (key == "plan") {
+      collector.add(value.line,
+                    "[plan] belongs to one job: write [train.plan] behind its [[train]], or "
+                    "[defaults.train.plan] for all jobs");
     } else if (key != "run" && key != "train" && key != "defaults") {
       collector.add(value.line,
                     cat("unknown section \"", key, "\"",

@@ -21,7 +21,7 @@ constexpr size_t kTableReasonWidth = 200;
 constexpr size_t kLeastNameWidth = 8;
 
 std::string memory_text(const JobRow& row) {
-  const auto measured = static_cast<double>(row.totals.peak_bytes);
+  const auto measured = static_cast<double>(row.attempt_peak_bytes);
   const auto predicted = static_cast<double>(row.predicted_bytes);
   const bool large = std::max(measured, predicted) >= kGib;
   const double unit = large ? kGib : kMib;
@@ -87,7 +87,9 @@ std::string progress_text(const JobRow& row) {
     if (progress.step > 0) text += cat(", step ", progress.step, "/", progress.total_steps);
     return row.reason.empty() ? text : cat(text, ": ", one_line(row.reason));
   }
-  if (progress.step == 0) return cat("on ", row.place, ", before its first step");
+  if (progress.step == 0 || progress.total_steps == 0) {
+    return cat("on ", row.place, ", before its first step");
+  }
   std::string text = cat("step ", progress.step, "/", progress.total_steps, "  loss ",
                          format("%.4f", progress.loss), "  ",
                          format_count(progress.tokens_per_second), " tok/s  ", memory_text(row));
@@ -102,8 +104,8 @@ std::string summary_table(const std::vector<JobRow>& rows, const std::string& ru
     // A job that failed before its first step of this start knows only the step of its checkpoint.
     const bool ran = row.progress.step > 0 && row.progress.total_steps > 0;
     std::string peak = "-";
-    if (row.totals.peak_bytes > 0) {
-      peak = format_bytes(static_cast<double>(row.totals.peak_bytes));
+    if (row.attempt_peak_bytes > 0) {
+      peak = format_bytes(static_cast<double>(row.attempt_peak_bytes));
       if (row.predicted_bytes > 0) {
         peak += cat(" (", format_bytes(static_cast<double>(row.predicted_bytes)), ")");
       }
@@ -156,6 +158,7 @@ Json to_json(const JobRow& row) {
       .set("high_bytes", Json(row.high_bytes))
       .set("peak_bytes", Json(row.totals.peak_bytes))
       .set("workers", std::move(workers))
+      .set("attempt_peak_bytes", Json(row.attempt_peak_bytes))
       .set("attempts", row.totals.attempts)
       .set("restarts", row.totals.restarts)
       .set("gpu_seconds", row.totals.gpu_seconds)
@@ -175,6 +178,7 @@ JobRow job_row_from_json(const Json& json) {
   row.low_bytes = static_cast<uint64_t>(json.get_int("low_bytes"));
   row.high_bytes = static_cast<uint64_t>(json.get_int("high_bytes"));
   row.totals.peak_bytes = static_cast<uint64_t>(json.get_int("peak_bytes"));
+  row.attempt_peak_bytes = static_cast<uint64_t>(json.get_int("attempt_peak_bytes"));
   row.totals.attempts = static_cast<int>(json.get_int("attempts"));
   row.totals.restarts = static_cast<int>(json.get_int("restarts"));
   row.totals.gpu_seconds = json.get_double("gpu_seconds");

@@ -10,8 +10,8 @@ namespace galley::launcher {
 namespace {
 
 constexpr const char* kFormat = "galley-status-1";
-constexpr double kSilentSeconds = 30;  // a run that lives would have written
-constexpr double kFewMinutes = 300;
+constexpr double kSilentSeconds = 10;  // a run that lives would have written
+constexpr double kFewMinutes = 120;
 constexpr size_t kNameWidth = 40;
 constexpr size_t kReasonWidth = 120;
 
@@ -37,7 +37,7 @@ std::string head_line(const std::string& directory, const FoundStatus& found, do
                 age > kFewMinutes
                     ? ": the run was killed, or its file system does not answer; the same command "
                       "continues it\n"
-                    : ": the run is busy, stopped, or gone\n");
+                    : ": the run is busy, stopped, or was killed; the same command continues it\n");
   }
   return line;
 }
@@ -61,7 +61,7 @@ void add_job(const JobRow& row, Table* table) {
        ran ? cat(progress.step, "/", progress.total_steps) : "-",
        ran ? format("%.4f", progress.loss) : "-",
        running && progress.tokens_per_second > 0 ? format_count(progress.tokens_per_second) : "-",
-       memory_of(row.totals.peak_bytes, row.predicted_bytes),
+       memory_of(row.attempt_peak_bytes, row.predicted_bytes),
        running && row.seconds_left >= 0 ? format_duration(row.seconds_left) : "-",
        cat(row.totals.restarts), row.state == JobState::kFinished ? row.adapter : note});
   for (const WorkerRow& worker : row.workers) {

@@ -351,13 +351,15 @@ std::string GroupSearch::refusal(const std::vector<bool>& may_use) {
     const int needs = asked.num_workers();
     if (needs > total) {
       return cat(to_text(asked), " needs ", needs, " GPUs, the allocation has ", total,
-                 " that it may use; ask for more GPUs, or for smaller parallel sizes");
+                 " that it may use; ask for more GPUs, or for smaller parallel sizes (to try it "
+                 "on this machine, describe emulated GPUs and give them with --cluster)");
     }
     const int stages = asked.pp_size * asked.dp_size;
     return cat(to_text(asked), " needs ", asked.tp_size, " GPUs on one node",
                stages > 1 ? cat(" for each of ", stages, " stages") : "",
                ", which the nodes of the allocation do not have; set a smaller plan.tp");
   }
+  if (total == 0) return "";  // what it is pinned to is not there at all
   return total < 2 ? std::string("there is no second GPU to share it with")
                    : std::string("the model cannot be divided over the GPUs there are");
 }

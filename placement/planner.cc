@@ -209,9 +209,9 @@ class BestFit : public Policy {
     if (!wanted) {
       const std::string group = search.refusal(allowed);
       round->plan.refused.push_back(
-          {job.name, asks_for_group(job.spec)
-                         ? group
-                         : cat(refusal_text(cluster, job, table), ". And ", group)});
+          {job.name, asks_for_group(job.spec) ? group
+                     : group.empty()          ? refusal_text(cluster, job, table)
+                                     : cat(refusal_text(cluster, job, table), ". And ", group)});
       return;
     }
     keep_for(job, *wanted, round);
@@ -231,6 +231,41 @@ class BestFit : public Policy {
     round->plan.waits_for[job.name] = text;
   }
 
+  /// Who has which layers, and what even stages would have cost.
+  static std::string stages_explanation(const Cluster& cluster, const QueuedJob& job,
+                                        const FoundGroup& found) {
+    predictor::PlanShape shape = found.candidate.shape;
+    const std::vector<int> layers = model::stage_layers(job.config, shape.layout);
+    shape.layout.stage_layers.clear();
+    if (shape.layout.pp_size == 1 || layers == model::stage_layers(job.config, shape.layout)) {
+      return "";
+    }
+    std::vector<std::string> stages;
+    std::vector<predictor::GroupGpu> gpus;
+    for (const GpuIndex index : found.gpus) {
+      const Gpu& gpu = cluster.gpus[static_cast<size_t>(index)];
+      gpus.push_back({gpu.type, std::max(1, gpu.threads), gpu.node});
+    }
+    for (int stage = 0; stage < shape.layout.pp_size; ++stage) {
+      const auto first = static_cast<size_t>(model::group_rank(shape.layout, {0, stage, 0}));
+      stages.push_back(cat(layers[static_cast<size_t>(stage)], " on ",
+                           cluster.gpu_name(found.gpus[first]), " ", gpus[first].type.name));
+    }
+    const predictor::Prediction even =
+        predictor::predict(job.config, job.spec, job.data, shape, gpus);
+    std::string text = cat("; layers by speed and memory (the last stage has the head, too): ",
+                           join(stages, ", "));
+    if (even.fits && even.tokens_per_second > 0) {
+      text +=
+          cat(", ",
+              format("%.2f", found.candidate.prediction.tokens_per_second / even.tokens_per_second),
+              " times as fast as even stages");
+    } else {
+      text += "; even stages would not fit";
+    }
+    return text;
+  }
+
   static std::string group_explanation(const Cluster& cluster, const QueuedJob& job,
                                        const FoundGroup& found) {
     const model::ParallelLayout& layout = found.candidate.shape.layout;
@@ -242,6 +277,7 @@ class BestFit : public Policy {
       text += cat("; all stages have ", layout.tp_size == 1 ? "one GPU" : "the same tp size",
                   layout.dp_size > 1 ? " in each replica" : "");
     }
+    text += stages_explanation(cluster, job, found);
     const std::string shares = shares_text(found.candidate.shape);
     return shares.empty() ? text : cat(text, "; ", shares, " by speed");
   }

@@ -427,7 +427,7 @@ JobRow running_row() {
   row.progress.loss = 1.2034;
   row.progress.tokens_per_second = 6100;
   row.predicted_bytes = uint64_t{3} << 30;
-  row.totals.peak_bytes = uint64_t{2} << 30;
+  row.attempt_peak_bytes = row.totals.peak_bytes = uint64_t{2} << 30;
   row.seconds_left = 3600;
   return row;
 }

@@ -22,7 +22,7 @@ RunStatus one_running_job() {
   row.progress.tokens_per_second = 6100;
   row.seconds_left = 10680;
   row.predicted_bytes = uint64_t{31} << 30;
-  row.totals.peak_bytes = uint64_t{30} << 30;
+  row.attempt_peak_bytes = row.totals.peak_bytes = uint64_t{30} << 30;
   row.totals.restarts = 1;
   JobRow waiting;
   waiting.name = "tickets";
@@ -64,7 +64,7 @@ TEST(Status, TableHasPlaceSpeedMemoryAndTimeLeft) {
 
 TEST(Status, SaysWhenARunIsSilent) {
   const FoundStatus found{.status = one_running_job(), .record = std::nullopt};
-  expect_in(status_text("runs/jobs", found, kNow + 60), "busy, stopped, or gone");
+  expect_in(status_text("runs/jobs", found, kNow + 60), "busy, stopped, or was killed");
   expect_in(status_text("runs/jobs", found, kNow + 3600), "the same command continues it");
 }
 
