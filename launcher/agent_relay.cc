@@ -29,7 +29,15 @@ int AgentRelay::open(int64_t group, int worker, std::vector<int> peers, uint64_t
   return fd;
 }
 
-void AgentRelay::close(int64_t group, int worker) { ports_.erase(Key(group, worker)); }
+void AgentRelay::close(int64_t group, int worker) {
+  const auto entry = ports_.find(Key(group, worker));
+  if (entry == ports_.end()) return;
+  // A worker's last words may still lie in its ring, and others may be waiting for them.
+  while (std::optional<RelayPort::Frame> frame = entry->second.port->pop()) {
+    send(entry->first, entry->second, std::move(*frame));
+  }
+  ports_.erase(entry);
+}
 
 void AgentRelay::take(const std::string& bytes, double now) {
   const BulkPiece piece = decode_bulk(bytes);

@@ -25,7 +25,7 @@ class AgentRelay {
   /// A worker of a group that spans nodes is about to start; `peers`: the agents' ranks by group
   /// rank. Returns the descriptor that it has to inherit; stays owned here.
   int open(int64_t group, int worker, std::vector<int> peers, uint64_t ring_bytes);
-  /// The worker has been reaped; what comes for it is dropped.
+  /// The worker has been reaped: what it had written goes out, what comes for it is dropped.
   void close(int64_t group, int worker);
   /// A bulk piece has arrived. For a worker that is still to be assigned it is kept, for one that
   /// has ended it is dropped.

@@ -84,6 +84,22 @@ Json to_json(const RunStatus& status) {
       .set("jobs", jobs);
 }
 
+namespace {
+
+RunStatus status_from_json(const Json& json) {
+  RunStatus status;
+  status.time = json.get_double("time");
+  status.attempt = static_cast<int>(json.get_int("attempt"));
+  status.host = json.get_string("host");
+  status.slurm_job = json.get_string("slurm_job");
+  for (const Json& row : json.at("jobs").as_array()) {
+    status.jobs.push_back(job_row_from_json(row));
+  }
+  return status;
+}
+
+}  // namespace
+
 FoundStatus read_status(const std::string& run_directory) {
   const RunDirectory directory{run_directory};
   if (!is_directory(run_directory) || !is_directory(run_directory + "/jobs")) {
@@ -95,19 +111,20 @@ FoundStatus read_status(const std::string& run_directory) {
   FoundStatus found;
   found.record = read_run_record(directory);
   if (!path_exists(directory.status())) return found;
+  const std::string broken =
+      cat(directory.status(), " is broken; a run that goes on replaces it within seconds");
   const Json json =
-      parse_json_or_throw(read_file(directory.status()), directory.status(), Reason::kIo);
-  if (json.get_string("format") != kFormat) {
+      parse_json_or_throw(read_file(directory.status()), directory.status(), Reason::kBadData);
+  if (!json.is_object()) throw Error(Reason::kBadData, broken);
+  if (const Json* format = json.find("format");
+      format == nullptr || !format->is_string() || format->as_string() != kFormat) {
     throw Error(Reason::kUnsupported, cat(directory.status(), " is of another version of galley (",
-                                          json.get_string("format", "no format"), ")"));
+                                          format == nullptr ? "no format" : format->dump(), ")"));
   }
-  RunStatus& status = found.status.emplace();
-  status.time = json.get_double("time");
-  status.attempt = static_cast<int>(json.get_int("attempt"));
-  status.host = json.get_string("host");
-  status.slurm_job = json.get_string("slurm_job");
-  for (const Json& row : json.at("jobs").as_array()) {
-    status.jobs.push_back(job_row_from_json(row));
+  try {
+    found.status = status_from_json(json);
+  } catch (const Error&) {  // a key that is missing or of another type
+    throw Error(Reason::kBadData, broken);
   }
   return found;
 }

@@ -73,9 +73,25 @@ uint64_t bytes_of(const Json& value, const std::string& where) {
   bad(where, "memory must be a size such as \"24GiB\"");
 }
 
+// Speeds of emulated types beyond this would make a job take for ever, or no time at all.
+constexpr double kLeastSpeed = 1e-3, kMostSpeed = 1e3;
+constexpr double kMostFigure = 1e9;
+
 double positive(const Json& value, const std::string& where, const std::string& key) {
-  if (!value.is_number() || value.as_double() <= 0) bad(where, key + " must be a number above 0");
-  return value.as_double();
+  const double number = value.is_number() ? value.as_double() : 0;
+  if (!(number > 0 && number <= kMostFigure)) {
+    bad(where, cat(key, " must be a number above 0, at most ", format("%.0e", kMostFigure)));
+  }
+  return number;
+}
+
+double speed_of(const Json& value, const std::string& where) {
+  const double speed = positive(value, where, "speed");
+  if (speed < kLeastSpeed || speed > kMostSpeed) {
+    bad(where, format("speed is relative to other types and must be from %g to %g", kLeastSpeed,
+                      kMostSpeed));
+  }
+  return speed;
 }
 
 /// The row that a description has the name of, or null.
@@ -138,7 +154,7 @@ GpuType gpu_type_from_json(const Json& description, const std::string& where) {
     } else if (key == "memory") {
       type.memory_bytes = bytes_of(value, where);
     } else if (key == "speed") {
-      type.relative_speed = positive(value, where, key);
+      type.relative_speed = speed_of(value, where);
     } else if (key == "bandwidth_gb_s") {
       type.bandwidth_bytes_per_s = positive(value, where, key) * kGB;
     } else if (key == "link_gb_s") {

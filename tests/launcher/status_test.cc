@@ -101,6 +101,23 @@ TEST(Status, RefusesAnotherFormat) {
   }
 }
 
+TEST(Status, ABrokenFileIsNamedAndNoInternalError) {
+  const std::string good = to_json(one_running_job()).dump();
+  std::vector<std::string> broken = {"{", "[]", good.substr(0, good.size() / 2)};
+  for (const char* key : {"time", "attempt", "host", "jobs"}) {
+    broken.push_back(to_json(one_running_job()).set(key, Json::object()).dump());
+  }
+  for (const std::string& text : broken) {
+    try {
+      read_status(run_with(text));
+      FAIL() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.reason(), Reason::kBadData) << error.what();
+      expect_in(error.what(), "status.json");
+    }
+  }
+}
+
 TEST(Status, ASmallFileIsReplacedWholeOrNotAtAll) {
   const std::string folder = testing::scratch_directory("replace");
   const std::string path = folder + "/status.json";

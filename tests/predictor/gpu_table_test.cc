@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
 
 #include "engine/core/error.h"
@@ -67,7 +68,10 @@ TEST(GpuTable, faults_of_a_description_are_named) {
   EXPECT_NE(with("memroy", Json(1)).find("did you mean \"memory\""), std::string::npos);
   EXPECT_NE(with("memory", Json("much")).find("memory"), std::string::npos);
   EXPECT_NE(with("memory", Json(-1)).find("memory"), std::string::npos);
-  EXPECT_NE(with("speed", Json(0)).find("speed"), std::string::npos);
+  for (const double speed : {0.0, -1.0, 1e-300, 1e308, double{NAN}, double{INFINITY}}) {
+    EXPECT_NE(with("speed", Json(speed)).find("speed"), std::string::npos) << speed;
+  }
+  EXPECT_NE(with("link_gb_s", Json(double{NAN})).find("link_gb_s"), std::string::npos);
   EXPECT_NE(with("name", Json("a/b")).find("name"), std::string::npos);
   error_of(Json("a string"));
   error_of(Json::object());
