@@ -44,7 +44,8 @@ inline std::vector<float> sum_in_order(const std::vector<int>& workers, uint64_t
 }
 
 inline bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
 
 inline void expect_all_reduce(Communicator* group, const std::vector<int>& workers, uint64_t step,
