@@ -1,26 +1,12 @@
 #include "trainer/pipeline_run.h"
 
 #include "engine/core/error.h"
-#include "engine/model/block.h"
+#include "engine/model/group_ranks.h"
 
 namespace galley::trainer {
 namespace {
 
 using model::PipelineOp;
-
-/// The lowest stage with anything to differentiate; their number when there is none.
-int first_trained_stage(const model::ModelConfig& config, const model::ParallelLayout& layout,
-                        const std::vector<model::AdaptedLinear>& linears) {
-  const int first = model::first_adapted_layer(linears);
-  if (first < 0) return layout.pp_size;
-  int stage = 0, end = 0;
-  for (const int layers : model::stage_layers(config, layout)) {
-    end += layers;
-    if (first < end) break;
-    ++stage;
-  }
-  return stage;
-}
 
 }  // namespace
 
@@ -30,7 +16,7 @@ PipelineRun::PipelineRun(nn::TrainNetwork& network, const WorkerGroup& group,
     : network_(network), group_(group), throttle_(slowdown, group) {
   shape_.num_stages = group.place().layout.pp_size;
   shape_.stage = group.position().pp_rank;
-  shape_.first_trained_stage = first_trained_stage(config, group.place().layout, linears);
+  shape_.first_trained_stage = model::first_trained_stage(config, group.place().layout, linears);
 }
 
 PipelineRun::PipelineRun(nn::TrainNetwork& network, const WorkerGroup& group)

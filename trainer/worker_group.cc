@@ -1,45 +1,21 @@
 #include "trainer/worker_group.h"
 
-#include <functional>
-
 #include "engine/core/error.h"
+#include "engine/model/group_ranks.h"
 
 namespace galley::trainer {
-namespace {
-
-using model::WorkerPosition;
-
-std::vector<int> members(const model::ParallelLayout& layout,
-                         const std::function<bool(const WorkerPosition&)>& belongs) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < layout.num_workers(); ++rank) {
-    if (belongs(model::worker_position(layout, rank))) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-}  // namespace
-
 WorkerGroup::WorkerGroup(const model::ParallelLayout& layout, int group_rank,
                          GroupTransport* transport)
     : rank_(group_rank), place_(model::WorkerPlace::of(layout, group_rank)), transport_(transport) {
   GALLEY_CHECK((transport == nullptr) == (layout.num_workers() == 1));
   if (transport == nullptr) return;
   GALLEY_CHECK(transport->rank() == group_rank && transport->size() == layout.num_workers());
-  const WorkerPosition own = place_.position;
-  group_ = device::make_host_communicator(
-      transport, members(layout, [](const WorkerPosition&) { return true; }));
+  group_ = device::make_host_communicator(transport, model::all_ranks(layout));
   if (layout.tp_size > 1) {
-    tensor_ = device::make_host_communicator(
-        transport, members(layout, [&](const WorkerPosition& other) {
-          return other.pp_rank == own.pp_rank && other.dp_rank == own.dp_rank;
-        }));
+    tensor_ = device::make_host_communicator(transport, model::tensor_ranks(place_));
   }
   if (layout.dp_size > 1) {
-    replicas_ = device::make_host_communicator(
-        transport, members(layout, [&](const WorkerPosition& other) {
-          return other.pp_rank == own.pp_rank && other.tp_rank == own.tp_rank;
-        }));
+    replicas_ = device::make_host_communicator(transport, model::replica_ranks(place_));
   }
 }
 
@@ -47,12 +23,7 @@ device::WorkerCommunicators WorkerGroup::communicators() const {
   return {.group = group_.get(), .tensor = tensor_.get(), .replicas = replicas_.get()};
 }
 
-int WorkerGroup::neighbour(int stages) const {
-  WorkerPosition position = place_.position;
-  position.pp_rank += stages;
-  GALLEY_CHECK(position.pp_rank >= 0 && position.pp_rank < place_.layout.pp_size);
-  return model::group_rank(place_.layout, position);
-}
+int WorkerGroup::neighbour(int stages) const { return model::stage_neighbour(place_, stages); }
 
 std::string WorkerGroup::from_leader(const std::string& bytes) const {
   return alone() ? bytes : group_->broadcast_host(bytes, 0);

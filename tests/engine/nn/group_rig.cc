@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "engine/core/error.h"
-#include "engine/model/block.h"
+#include "engine/model/group_ranks.h"
 
 namespace galley::testing {
 namespace {
@@ -23,17 +23,9 @@ GroupWorker::GroupWorker(const GroupSettings& settings, GroupTransport* transpor
       rig_(1, settings.kernels) {
   weights_ = nn::BaseWeights::load(*rig_.device, *rig_.stream, *rig_.ops.linear, settings.config,
                                    settings.weights, settings.weight_dtype, place_);
-  const model::WorkerPosition own = place_.position;
-  group_ = device::make_host_communicator(
-      transport, members([](const model::WorkerPosition&) { return true; }));
-  tensor_ = device::make_host_communicator(
-      transport, members([&](const model::WorkerPosition& other) {
-        return other.pp_rank == own.pp_rank && other.dp_rank == own.dp_rank;
-      }));
-  replicas_ = device::make_host_communicator(
-      transport, members([&](const model::WorkerPosition& other) {
-        return other.pp_rank == own.pp_rank && other.tp_rank == own.tp_rank;
-      }));
+  group_ = device::make_host_communicator(transport, model::all_ranks(settings.layout));
+  tensor_ = device::make_host_communicator(transport, model::tensor_ranks(place_));
+  replicas_ = device::make_host_communicator(transport, model::replica_ranks(place_));
   const nn::GroupSetup group{
       .place = place_,
       .communicators = {.group = settings.layout.num_workers() > 1 ? group_.get() : nullptr,
@@ -44,20 +36,7 @@ GroupWorker::GroupWorker(const GroupSettings& settings, GroupTransport* transpor
                                settings.memory, settings.dropout, settings.dropout_seed, group);
 }
 
-std::vector<int> GroupWorker::members(
-    const std::function<bool(const model::WorkerPosition&)>& belongs) const {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < settings_.layout.num_workers(); ++rank) {
-    if (belongs(model::worker_position(settings_.layout, rank))) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-int GroupWorker::neighbour(int stages) const {
-  model::WorkerPosition position = place_.position;
-  position.pp_rank += stages;
-  return model::group_rank(settings_.layout, position);
-}
+int GroupWorker::neighbour(int stages) const { return model::stage_neighbour(place_, stages); }
 
 void GroupWorker::set_parameters(const std::vector<float>& whole) {
   std::vector<float> flat(network_->num_trainable());
@@ -79,18 +58,12 @@ std::vector<nn::StepPlan> GroupWorker::share_of(
 }
 
 double GroupWorker::run(const std::vector<nn::StepPlan>& micro_batches, double gradient_scale) {
-  const std::vector<int> layers = model::stage_layers(settings_.config, settings_.layout);
-  const int first_adapted = model::first_adapted_layer(settings_.memory.linears);
-  int first_trained = first_adapted < 0 ? settings_.layout.pp_size : 0;
-  for (int end = 0, stage = 0; first_adapted >= 0 && stage < settings_.layout.pp_size; ++stage) {
-    end += layers[static_cast<size_t>(stage)];
-    if (end <= first_adapted) first_trained = stage + 1;
-  }
   std::vector<model::PipelineStep> steps;
   model::pipeline_1f1b({.num_stages = settings_.layout.pp_size,
                         .stage = place_.position.pp_rank,
                         .num_micro_batches = static_cast<int>(micro_batches.size()),
-                        .first_trained_stage = first_trained},
+                        .first_trained_stage = model::first_trained_stage(
+                            settings_.config, settings_.layout, settings_.memory.linears)},
                        &steps);
   double loss = 0;
   for (const model::PipelineStep& step : steps) {

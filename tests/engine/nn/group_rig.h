@@ -45,7 +45,6 @@ class GroupWorker {
   uint64_t allocated_bytes() const { return rig_.device->allocated_bytes(); }
 
  private:
-  std::vector<int> members(const std::function<bool(const model::WorkerPosition&)>& belongs) const;
   int neighbour(int stages) const;
   void run_step(const model::PipelineStep& step, const std::vector<nn::StepPlan>& micro_batches,
                 double gradient_scale, double* loss);
