@@ -10,6 +10,7 @@
 #include "engine/core/file.h"
 #include "engine/core/json.h"
 #include "engine/core/strings.h"
+#include "tests/launcher/example_files.h"
 #include "tests/support/reference.h"
 
 namespace galley::launcher {
@@ -49,23 +50,9 @@ std::vector<Json> parsed_lines(const std::string& text) {
   return records;
 }
 
-void expect_in(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
-}
-
-std::string written(const std::string& name, const std::string& text) {
-  const std::string path = path_join(testing::scratch_directory("command"), name);
-  write_file_atomically(path, text);
-  return path;
-}
-
-/// A job file whose one job takes the example's model and data, with more lines.
-std::string job_file(const std::string& lines, const std::string& model = "") {
-  const std::string examples = std::filesystem::absolute("examples").string();
-  return written("jobs.toml", cat("[[train]]\nname = \"a\"\nmodel = \"",
-                                  model.empty() ? examples + "/tiny-llama" : model, "\"\ndata = \"",
-                                  examples, "/data/units.jsonl\"\n", lines));
-}
+using testing::expect_in;
+using testing::job_file;
+using testing::written;
 
 TEST(CommandLine, version_lists_what_it_was_built_against) {
   const Result result = galley({"--version"});
@@ -325,7 +312,7 @@ TEST(CommandLine, template_doctor_and_exit_code) {
   const Result doctor = galley({"doctor", "--json"});
   EXPECT_EQ(doctor.code, 0) << doctor.err;
   EXPECT_TRUE(parsed(doctor.out).is_object());
-  const Result code = galley({"exit-code", testing::scratch_directory("no-record")});
+  const Result code = galley({"exit-code", galley::testing::scratch_directory("no-record")});
   EXPECT_EQ(code.code, 0) << code.err;
   EXPECT_EQ(code.out, "75\n");
 }
@@ -357,7 +344,7 @@ TEST(CommandLine, a_misspelt_pin_and_a_name_of_a_hub_are_told_what_to_do) {
 }
 
 TEST(CommandLine, doctor_looks_at_the_nearest_existing_parent_of_runs) {
-  const std::string place = testing::scratch_directory("doctor");
+  const std::string place = galley::testing::scratch_directory("doctor");
   const std::string missing = galley({"doctor", "--runs", place + "/a/b"}).out;
   expect_in(missing, cat(place, "/a/b does not exist yet; looked at ", place));
   expect_in(missing, "files can be written");
@@ -453,7 +440,8 @@ TEST(CommandLine, doctor_times_the_kernels) {
 
 TEST(CommandLine, generate_never_rounds_unless_told) {
   const auto logits = [&](const char* precision) {
-    const std::string file = path_join(testing::scratch_directory(precision), "l.safetensors");
+    const std::string file =
+        path_join(galley::testing::scratch_directory(precision), "l.safetensors");
     const Result result = galley({"generate", "--model", kModel, "--prompt", "one foot is",
                                   "--precision", precision, "--logits", file});
     EXPECT_EQ(result.code, 0) << result.err;

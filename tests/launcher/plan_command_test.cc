@@ -11,6 +11,7 @@
 #include "engine/core/json.h"
 #include "engine/core/strings.h"
 #include "launcher/commands.h"
+#include "tests/launcher/example_files.h"
 #include "tests/support/reference.h"
 
 namespace galley::launcher {
@@ -25,19 +26,9 @@ Environment bare() {
   return Environment(std::map<std::string, std::string>{{"GALLEY_SITE_CONFIG", ""}});
 }
 
-std::string written(const std::string& name, const std::string& text) {
-  const std::string path = path_join(testing::scratch_directory("plan-command"), name);
-  write_file_atomically(path, text);
-  return path;
-}
-
-/// One job on the example's data, with more lines.
-std::string job_file(const std::string& lines, const std::string& model = "") {
-  const std::string examples = std::filesystem::absolute("examples").string();
-  return written("jobs.toml", cat("[[train]]\nname = \"a\"\nmodel = \"",
-                                  model.empty() ? examples + "/tiny-llama" : model, "\"\ndata = \"",
-                                  examples, "/data/units.jsonl\"\n", lines));
-}
+using testing::expect_in;
+using testing::job_file;
+using testing::written;
 
 std::string cluster_file(const std::string& gpus) {
   return written("cluster.toml",
@@ -62,10 +53,6 @@ Result plan(const std::string& jobs, const std::string& cluster,
   result.out = out.str();
   result.err = err.str();
   return result;
-}
-
-void expect_in(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
 }
 
 constexpr const char* kTwo = "{ type = \"a\", memory = \"2GiB\", count = 2 }";
@@ -121,7 +108,7 @@ TEST(PlanCommand, more_replicas_than_rows_of_a_batch_are_refused) {
 }
 
 TEST(PlanCommand, pain_P056_heads_and_degree_are_checked_from_the_config_alone) {
-  const std::string folder = testing::scratch_directory("config-only");
+  const std::string folder = galley::testing::scratch_directory("config-only");
   write_file_atomically(path_join(folder, "config.json"),
                         read_file("examples/tiny-llama/config.json"));
   const auto begin = std::chrono::steady_clock::now();

@@ -4,18 +4,16 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "engine/device/host/host_device.h"
 #include "engine/model/memory_plan.h"
 #include "engine/model/weights.h"
 #include "engine/nn/network.h"
+#include "tests/support/worker_threads.h"
 #include "trainer/pipeline_run.h"
 #include "trainer/train_step.h"
 #include "trainer/worker_group.h"
@@ -98,25 +96,10 @@ struct GroupBench {
 inline void run_bench_group(const GroupBenchSettings& settings,
                             const std::function<void(GroupBench&)>& body) {
   const int size = settings.layout.num_workers();
-  auto transports = make_thread_transports(size, settings.ring_bytes);
-  std::mutex mutex;
-  std::exception_ptr first;  // guarded by mutex
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      GroupTransport* transport = transports[static_cast<size_t>(rank)].get();
-      try {
-        GroupBench bench(settings, rank, size == 1 ? nullptr : transport);
-        body(bench);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (first == nullptr) first = std::current_exception();
-        transport->abort();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  if (first != nullptr) std::rethrow_exception(first);
+  galley::testing::run_worker_threads(size, settings.ring_bytes, [&](GroupTransport* transport) {
+    GroupBench bench(settings, transport->rank(), size == 1 ? nullptr : transport);
+    body(bench);
+  });
 }
 
 }  // namespace galley::trainer::testing

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <mutex>
-#include <thread>
 
 #include "engine/core/error.h"
 #include "engine/model/group_ranks.h"
+#include "tests/support/worker_threads.h"
 
 namespace galley::testing {
 namespace {
@@ -111,24 +110,10 @@ uint64_t GroupWorker::planned_bytes() const {
 }
 
 void run_group(const GroupSettings& settings, const std::function<void(GroupWorker&)>& body) {
-  auto transports = make_thread_transports(settings.layout.num_workers(), kRingBytes);
-  std::mutex mutex;
-  std::exception_ptr first;  // guarded by mutex
-  std::vector<std::thread> threads;
-  for (auto& transport : transports) {
-    threads.emplace_back([&, transport = transport.get()] {
-      try {
-        GroupWorker worker(settings, transport);
-        body(worker);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (first == nullptr) first = std::current_exception();
-        transport->abort();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  if (first != nullptr) std::rethrow_exception(first);
+  run_worker_threads(settings.layout.num_workers(), kRingBytes, [&](GroupTransport* transport) {
+    GroupWorker worker(settings, transport);
+    body(worker);
+  });
 }
 
 GroupGradients group_gradients(const GroupSettings& settings, const std::vector<float>& parameters,
